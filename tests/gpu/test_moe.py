@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pagemill.model.kernels.moe import SILU, ExpertForm, reference_experts, reference_route
+from pagemill.model.kernels.packed import TILE
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run, share_equal
@@ -75,9 +76,10 @@ def test_experts(dependent, count):
 
 @pytest.mark.parametrize(("kind", "group"), [("4", 128), ("halves", 32), ("8", 128), ("4 zeros", 32)])
 @pytest.mark.parametrize("count", [1, 9, 64, 300, 2100])
-def test_packed_experts(kind, group, count):
-    num_experts, inner = 32, 384
-    gate_up = experts_of(2 * inner, SIZE, group, kind, num_experts, 1, "cuda")
+@pytest.mark.parametrize("inner", [384, 416])
+def test_packed_experts(kind, group, count, inner):
+    num_experts = 32
+    gate_up = experts_of(2 * inner, SIZE, group, kind, num_experts, 1, "cuda", inner if inner % TILE else None)
     down = experts_of(SIZE, inner, group, kind, num_experts, 2, "cuda")
     x, chosen, weights = tokens(count, num_experts)
     biases = {"gate_up_bias": random(num_experts, 2 * inner, seed=5), "down_bias": random(num_experts, SIZE, seed=6)}

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pagemill.model.kernels import packed
 from pagemill.model.kernels.dispatch import triton_kernels
 from pagemill.model.kernels.moe import ExpertForm, reference_experts
-from pagemill.model.kernels.packed import Packed
+from pagemill.model.kernels.packed import TILE, Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class PackedExperts:
     offsets: Tensor | None
     like: Packed
     """An expert's weight: its sizes, bits and group are those of all."""
+    inner: int | None = None
+    """Where outputs are gates and then ups, each padded to whole tiles: how many of each there are without that."""
 
     def expert(self, index: int) -> Packed:
         """The weight of one, as a view."""
@@ -49,18 +52,29 @@ class PackedExperts:
             self.offsets[index].copy_(weight.offsets)
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """All weights dequantized, [N, out, in] in dtype."""
-        return torch.stack([packed.floats(self.expert(index), dtype) for index in range(len(self.words))])
+        """All weights dequantized, [N, out, in] in dtype, without padding."""
+        made = torch.stack([packed.floats(self.expert(index), dtype) for index in range(len(self.words))])
+        if self.inner is None:
+            return made
+        count, _, num_inputs = made.shape
+        return made.view(count, 2, -1, num_inputs)[:, :, : self.inner].flatten(1, 2)
 
 
-def room(num_experts: int, like: Packed) -> PackedExperts:
-    """For so many weights like one, not yet written."""
+def padded_halves(weight: Tensor) -> Tensor:
+    """Gates and then ups [2 * I, ...] -> the same, each with zeros after it up to a whole tile."""
+    half = len(weight) // 2
+    padding = [0, 0] * (weight.dim() - 1) + [0, -half % TILE]
+    return torch.cat([functional.pad(part, padding) for part in weight.chunk(2)])
+
+
+def room(num_experts: int, like: Packed, inner: int | None = None) -> PackedExperts:
+    """For so many weights like one, not yet written; `inner`: of gates and ups padded by `padded_halves`."""
 
     def empty(part: Tensor) -> Tensor:
         return part.new_empty(num_experts, *part.shape)
 
     offsets = None if like.offsets is None else empty(like.offsets)
-    return PackedExperts(empty(like.words), empty(like.scales), offsets, like)
+    return PackedExperts(empty(like.words), empty(like.scales), offsets, like, inner)
 
 
 def experts(
@@ -73,7 +87,7 @@ def experts(
     form: ExpertForm,
 ) -> Tensor:
     """As kernels.moe.experts: [T, E] -> [T, E], with weights [2 * I, E] and [E, I] of each expert. On a GPU, I is a
-    multiple of 64."""
+    multiple of 64, or the first weight is padded."""
     kernels = triton_kernels("moe_packed") if x.is_cuda else None
     if kernels is None:
         floats = gate_up.floats(torch.float32), down.floats(torch.float32)

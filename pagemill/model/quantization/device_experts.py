@@ -26,8 +26,12 @@ Note = Callable[[PackedWeight], None]
 class _Stack:
     """One weight [out, in] of each expert, in the form of the first that comes; as floats where others have another."""
 
-    def __init__(self, num_experts: int, dtype: torch.dtype, ways: tuple[Pack, Eight, Note]) -> None:
+    def __init__(
+        self, num_experts: int, dtype: torch.dtype, ways: tuple[Pack, Eight, Note], inner: int | None = None
+    ) -> None:
+        """`inner`: of gates and ups, which are packed with padding, how many each are."""
         self._num_experts = num_experts
+        self._inner = inner
         self._dtype = dtype
         self._pack, self._is_eight, self._note = ways
         self.packed: PackedExperts | None = None
@@ -43,12 +47,12 @@ class _Stack:
             return "packed"
         return "floats" if self.factors is None else "floats of 8 bits"
 
-    def put(self, index: int, weight: Tensor | QuantizedTensor, *, packable: bool) -> None:
-        """Take the weight of one expert; `packable`: if its sizes fit the kernels of packed weights."""
-        packed = self._pack(weight) if packable and isinstance(weight, PackedWeight) else None
+    def put(self, index: int, weight: Tensor | QuantizedTensor) -> None:
+        """Take the weight of one expert."""
+        packed = self._packed(weight) if isinstance(weight, PackedWeight) else None
         if packed is not None and self.plain is None:
             if self.packed is None:
-                self.packed = packed_experts.room(self._num_experts, packed)
+                self.packed = packed_experts.room(self._num_experts, packed, self._inner)
             if self.packed.takes(packed):
                 self.packed.put(index, packed)
                 return
@@ -80,6 +84,9 @@ class _Stack:
                 self.plain[index] = eight[index].float() * moe.spread(factors, eight[index])
             self.factors = None
 
+    def _packed(self, weight: PackedWeight) -> Packed | None:
+        return self._pack(weight if self._inner is None else weight.with_rows(packed_experts.padded_halves))
+
     def _room(self, like: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
         return torch.empty(self._num_experts, *like.shape, dtype=dtype, device=like.device)
 
@@ -97,17 +104,17 @@ class DeviceExperts(ExpertWeights):
     def __init__(
         self, sizes: ExpertSizes, dtype: torch.dtype, form: ExpertForm, ways: tuple[Pack, Eight, Note]
     ) -> None:
-        self.gate_up = _Stack(sizes.num_experts, dtype, ways)
+        # Each half of the first layer begins with a tile.
+        padded = sizes.inner_size if sizes.inner_size % TILE else None
+        self.gate_up = _Stack(sizes.num_experts, dtype, ways, padded)
         self.down = _Stack(sizes.num_experts, dtype, ways)
         self.form: ExpertForm = form
-        # Each half of the first layer begins with a tile.
-        self._packable = sizes.inner_size % TILE == 0
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
-        self.gate_up.put(expert, weight, packable=self._packable)
+        self.gate_up.put(expert, weight)
 
     def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
-        self.down.put(expert, weight, packable=self._packable)
+        self.down.put(expert, weight)
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         first_layer, second = self.gate_up, self.down

@@ -44,16 +44,16 @@ def _tile_of(tile, slots, tiles, max_tiles, first, HERE: tl.constexpr, FEW: tl.c
 @triton.jit(do_not_specialize=["max_tiles", "first"])
 def _packed_experts(
     out, x, weight, scales, offsets, bias, slots, tiles, max_tiles, num_columns, x_stride, first, padded,
-    HERE: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GROUP: tl.constexpr,
-    SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, LATE: tl.constexpr, FEW: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr, BIASED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    HERE: tl.constexpr, N: tl.constexpr, UPS: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
+    GROUP: tl.constexpr, SHARE: tl.constexpr, BITS: tl.constexpr, HALVES: tl.constexpr, SPAN: tl.constexpr,
+    SPANS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, LATE: tl.constexpr,
+    FEW: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, HAS_OFFSETS: tl.constexpr, BIASED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of slots of one expert, block of outputs).
 
-    FEW: `slots` are the experts of all slots, and each is a tile. GATED: x [T, K] by token, weights of gate and up, out
-    [S, N] by tile; else x [S, K] by tile, out [S, N] by slot.
+    FEW: `slots` are the experts of all slots, and each is a tile. GATED: x [T, K] by token, weights of gates and, from
+    output UPS on, which begins a tile, of ups, out [S, N] by tile; else x [S, K] by tile, out [S, N] by slot.
     """
     if PDL:
         gdc_launch_dependents()
@@ -86,9 +86,9 @@ def _packed_experts(
                 turn, num_rows, padded, K, GROUP, SHARE, BITS, HALVES, LATE, HAS_OFFSETS, EVEN, ASM,
             )  # fmt: skip
             if GATED:
-                loaded = tl.load(words + (N // _TILE) * (SPANS * _WORDS) + turn * _WORDS)
+                loaded = tl.load(words + (UPS // _TILE) * (SPANS * _WORDS) + turn * _WORDS)
                 up_sums = products(
-                    up_sums, loaded, x_places + turn * SPAN, own_scales, own_offsets, N + outputs, members,
+                    up_sums, loaded, x_places + turn * SPAN, own_scales, own_offsets, UPS + outputs, members,
                     turn * SPAN + lanes, turn, num_rows, padded, K, GROUP, SHARE, BITS, HALVES, LATE, HAS_OFFSETS,
                     EVEN, ASM,
                 )  # fmt: skip
@@ -143,10 +143,11 @@ def product(
     """[T, E] -> activated [S, I], or [S, I] -> [S, E]: slots in the order of `order`, where there is one, between the
     two. Rows of slots elsewhere are not written."""
     like = weight.like
-    outputs = like.num_outputs // 2 if gated else like.num_outputs
+    with_padding = like.num_outputs // 2 if gated else like.num_outputs
+    outputs = with_padding if weight.inner is None else weight.inner
     bias = form.gate_up_bias if gated else form.down_bias
     # Gates of a block end where the ups begin, or the last ups would be those of the next expert.
-    block_n = choice.block_n if not gated or outputs % choice.block_n == 0 else TILE
+    block_n = choice.block_n if not gated or with_padding % choice.block_n == 0 else TILE
     num_columns = triton.cdiv(outputs, block_n)
     out = torch.empty(chosen.numel(), outputs, dtype=x.dtype, device=x.device)
     num_tiles = chosen.numel() if order is None else order.max_tiles
@@ -154,9 +155,9 @@ def product(
         out, x, weight.words, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         out if bias is None else bias, chosen if order is None else order.slots,
         chosen if order is None else order.tiles, num_tiles, num_columns, x.stride(0), first, like.scales.shape[1],
-        HERE=len(weight.words), N=outputs, K=like.num_inputs, TOP_K=chosen.shape[1], GROUP=like.group,
-        SHARE=min(like.group // PLANE, 16 // like.bits), BITS=like.bits, HALVES=like.halves, SPAN=span(like.bits),
-        SPANS=like.num_spans, BLOCK_M=choice.block_m, BLOCK_N=block_n, STAGES=choice.num_stages,
+        HERE=len(weight.words), N=outputs, UPS=with_padding, K=like.num_inputs, TOP_K=chosen.shape[1],
+        GROUP=like.group, SHARE=min(like.group // PLANE, 16 // like.bits), BITS=like.bits, HALVES=like.halves,
+        SPAN=span(like.bits), SPANS=like.num_spans, BLOCK_M=choice.block_m, BLOCK_N=block_n, STAGES=choice.num_stages,
         LATE=choice.late, FEW=order is None, GATED=gated, HAS_OFFSETS=weight.offsets is not None,
         BIASED=bias is not None, ASM=x.is_cuda and torch.version.hip is None and x.dtype.itemsize == 2,
         PDL=launch.dependent(), **gate_options(form), **launch.options(choice.num_warps),

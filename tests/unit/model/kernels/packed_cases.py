@@ -3,7 +3,7 @@
 import torch
 
 from pagemill.model.kernels.packed import HALVES, pack
-from pagemill.model.kernels.packed_experts import PackedExperts, room
+from pagemill.model.kernels.packed_experts import PackedExperts, padded_halves, room
 
 
 def made(
@@ -27,9 +27,16 @@ def exact(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
 
 
 def experts_of(
-    outputs: int, inputs: int, group: int, kind: str, count: int, seed: int, device: str = "cpu"
+    outputs: int,
+    inputs: int,
+    group: int,
+    kind: str,
+    count: int,
+    seed: int,
+    device: str = "cpu",
+    inner: int | None = None,
 ) -> PackedExperts:
-    """`kind`: "4", "8", "4 zeros" or "halves"."""
+    """`kind`: "4", "8", "4 zeros" or "halves". With `inner`, gates and ups are padded."""
     generator = torch.Generator().manual_seed(seed)
     bits = 8 if kind == "8" else 4
     made = None
@@ -42,9 +49,12 @@ def experts_of(
         groups = (outputs, -(-inputs // group))
         scales = (torch.rand(groups, generator=generator) + 0.5) / 2 ** (bits - 1) / inputs**0.5
         zeros = torch.randint(-8, 8, groups, dtype=torch.int8, generator=generator) if "zeros" in kind else None
-        parts = (part if part is None else part.to(device) for part in (values, scales, zeros))
+        stored = values, scales, zeros
+        if inner is not None:
+            stored = tuple(part if part is None else padded_halves(part) for part in stored)
+        parts = (part if part is None else part.to(device) for part in stored)
         weight = pack(*parts, group, bits, halves=kind == "halves")
-        made = made or room(count, weight)
+        made = made or room(count, weight, inner)
         assert made.takes(weight)
         made.put(index, weight)
     assert made is not None

@@ -85,10 +85,10 @@ def experts_of(
     return made
 
 
-def pair(bits: int, size: int, seed: int) -> tuple[PackedWeight, PackedWeight]:
+def pair(bits: int, size: int, seed: int, inner: int = 64) -> tuple[PackedWeight, PackedWeight]:
     generator = torch.Generator().manual_seed(seed)
     parts = []
-    for outputs, inputs in ((128, 128), (128, 64)):
+    for outputs, inputs in ((2 * inner, 128), (128, inner)):
         if bits == HALVES_BITS:
             values = HALVES[torch.randint(16, (outputs, inputs), generator=generator)]
         else:
@@ -115,6 +115,16 @@ def test_experts_are_kept_as_they_are_stored(bits: int, size: int):
     assert made.down.packed is not None
     assert made.gate_up.packed.like.bits == (8 if bits == 8 else 4)
     assert made.gate_up.packed.like.halves == (bits == HALVES_BITS)
+    check_experts(made, *weights)
+
+
+@pytest.mark.parametrize("bits", [4, 8, HALVES_BITS])
+def test_experts_of_no_whole_tiles_are_padded(bits: int):
+    weights = [pair(bits, 32, seed, inner=96) for seed in range(3)]
+    made = experts_of(*weights, sizes=ExpertSizes(3, 128, 96))
+    assert made.gate_up.form == made.down.form == "packed"
+    check_experts(made, *weights)
+    made.gate_up.dequantize()
     check_experts(made, *weights)
 
 

@@ -51,6 +51,21 @@ def test_biases_and_clamped_gates(num_tokens: int, choice: PackedExpertsChoice, 
     close(result, reference_experts(x, *floats, *routed, 0, form))
 
 
+@pytest.mark.parametrize("inner", [96, 224])
+@pytest.mark.parametrize("kind", ["halves", "4 zeros", "8"])
+@pytest.mark.parametrize("num_tokens", [2, 30])
+def test_gates_and_ups_padded_to_tiles(inner: int, kind: str, num_tokens: int):
+    x = random(num_tokens, 96, dtype=torch.bfloat16)
+    gate_up = experts_of(2 * inner, 96, 32, kind, 4, 1, DEVICE, inner=inner)
+    down = experts_of(96, inner, 32, kind, 4, 2, DEVICE)
+    form = ExpertForm(clamp=CLAMPED, gate_up_bias=random(4, 2 * inner, seed=5), down_bias=random(4, 96, seed=6))
+    routed = reference_route(random(num_tokens, 4, seed=3), Routing(3, renormalize=True))
+    floats = gate_up.floats(torch.float32), down.floats(torch.float32)
+    assert floats[0].shape == (4, 2 * inner, 96)
+    result = moe_packed.experts(x, gate_up, down, *routed, 0, form)
+    close(result, reference_experts(x, *floats, *routed, 0, form))
+
+
 def test_no_tokens():
     gate_up, down = experts_of(128, 64, 32, "4", 2, 1, DEVICE), experts_of(64, 64, 32, "4", 2, 2, DEVICE)
     x = random(0, 64, dtype=torch.bfloat16)

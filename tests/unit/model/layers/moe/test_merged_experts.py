@@ -53,11 +53,12 @@ def held(
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize(("ranks", "ep"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("inner_of_rank", [64, 96])
 def test_together_as_one_after_the_other(
-    name: str, quantized: bool, ranks: int, ep: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, quantized: bool, ranks: int, ep: bool, inner_of_rank: int, monkeypatch: pytest.MonkeyPatch
 ):
     form = FORMS[name]
-    inner = 64 * ranks
+    inner = inner_of_rank * ranks
     stored = stored_of(inner, form, quantized=quantized)
     computing = DeviceWeights(torch.float32)
     method = Mxfp4Experts(computing) if quantized else computing
