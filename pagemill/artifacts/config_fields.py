@@ -236,7 +236,7 @@ FIELDS: Final[dict[str, Rule]] = {
     "mamba_rms_norm": FLAG,
     "mamba_norm_before_gate": FLAG,
     "projectors_bias": FLAG,
-    "shared_intermediate_size": WIDTH,
+    "shared_intermediate_size": integer(0, 2**24),
     "position_embedding_type": TEXT,
     "layers_block_type": items(TEXT, MAX_LAYERS, f"a list of up to {MAX_LAYERS} names"),
     "ssm_multipliers": Rule("a list of 5 numbers", lambda value: _are_numbers(value, 5)),

@@ -98,14 +98,21 @@ def _olmo2(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, 
     return {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", **window}
 
 
+def granite_factors(keys: GgufKeys, arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What all models of Granite multiply scores, embeddings, sums and logits with."""
+    return {
+        "attention_multiplier": keys.number(f"{arch}.attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": optional(keys, f"{arch}.embedding_scale"),
+        "residual_multiplier": optional(keys, f"{arch}.residual_scale"),
+        "logits_scaling": optional(keys, f"{arch}.logit_scale"),
+    }
+
+
 def _granite(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "architectures": ["GraniteForCausalLM"],
         "model_type": "granite",
-        "attention_multiplier": keys.number("granite.attention.scale", config["head_dim"] ** -0.5),
-        "embedding_multiplier": optional(keys, "granite.embedding_scale"),
-        "residual_multiplier": optional(keys, "granite.residual_scale"),
-        "logits_scaling": optional(keys, "granite.logit_scale"),
+        **granite_factors(keys, "granite", config),
     }
 
 
@@ -201,6 +208,7 @@ DENSE: Final[dict[str, GgufFamily]] = {
         ("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
         layer=LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"},
         stacks={f"ffn_{name}_exps": f"block_sparse_moe.experts.{{}}.{its}" for name, its in _MIXTRAL.items()},
+        numbered={f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{its}" for name, its in _MIXTRAL.items()},
         paired_heads=HALVES,
         mixes=True,
     ),

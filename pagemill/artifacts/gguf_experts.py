@@ -2,7 +2,8 @@
 
 from typing import Any, Final
 
-from pagemill.artifacts.gguf_family import LAYER, GgufFamily, Made, without
+from pagemill.artifacts.gguf_dense import granite_factors
+from pagemill.artifacts.gguf_family import HALVES, LAYER, GgufFamily, Made, without
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 
@@ -159,6 +160,26 @@ def _llama4(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str,
     }
 
 
+def _granite_moe(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "model_type": "granitemoe",
+        "shared_intermediate_size": shared_size(file, keys, "granitemoe"),
+        "num_local_experts": keys.integer("granitemoe.expert_count"),
+        "num_experts_per_tok": keys.integer("granitemoe.expert_used_count"),
+        **granite_factors(keys, "granitemoe", config),
+    }
+
+
+GRANITE_LAYER: Final = without("ffn_gate", "ffn_up", "ffn_down") | {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+GRANITE_MADE: Final = {
+    "shared_mlp.input_linear.weight": Made("joined_rows", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
+    "block_sparse_moe.input_linear.weight": Made("stacked_experts", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
+}
 EXPERTS: Final[dict[str, GgufFamily]] = {
     "deepseek2": GgufFamily(
         _deepseek2,
@@ -205,6 +226,14 @@ EXPERTS: Final[dict[str, GgufFamily]] = {
             "mlp.experts.gate_up_proj_bias": Made("paired_biases", ("ffn_gate_exps.bias", "ffn_up_exps.bias")),
             "mlp.experts.down_proj": Made("turned_experts", ("ffn_down_exps.weight",)),
         },
+        mixes=True,
+    ),
+    "granitemoe": GgufFamily(
+        _granite_moe,
+        ("GraniteMoeForCausalLM",),
+        layer=GRANITE_LAYER,
+        made=GRANITE_MADE,
+        paired_heads=HALVES,
         mixes=True,
     ),
     "llama4": GgufFamily(

@@ -83,6 +83,9 @@ class GgufFamily:
     stacks: Mapping[str, str] = field(default_factory=dict)
     """Tensor without blk.N and ending that is several of a checkpoint, one after the other -> their name, with {} for
     the number."""
+    numbered: Mapping[str, str] = field(default_factory=dict)
+    """Tensor without blk.N, a number (`ffn_gate.3.weight`) and ending, in files from before experts were stacked -> its
+    name within the layer, with {} for the number."""
     made: Mapping[str, Made] = field(default_factory=dict)
     """Name within the layer, with its ending -> what it is made of."""
     unused: tuple[str, ...] = ROPE_TABLES
@@ -149,6 +152,9 @@ class GgufFamily:
             return f"{self.top[stem]}.{kind}"
         if prefix is not None and rest in self.exact:
             return f"{self.layers}.{prefix}.{self.exact[rest]}"
+        numbered, _, number = stem.rpartition(".")
+        if prefix is not None and numbered in self.numbered and number.isdecimal() and number.isascii():
+            return f"{self.layers}.{prefix}.{self.numbered[numbered].format(int(number))}.{kind}"
         if prefix is None or stem not in self.layer:
             raise ModelError(f"GGUF tensor {name!r} is not known for this architecture")
         return f"{self.layers}.{prefix}.{self.layer[stem]}.{kind}"

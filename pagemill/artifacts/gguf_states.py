@@ -3,8 +3,17 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from pagemill.artifacts.gguf_experts import QWEN_LAYER, QWEN_STACKS, SHARED_GATE, expert_counts, shared_size
-from pagemill.artifacts.gguf_family import HALVES, LAYER, TOP, GgufFamily, Made, optional
+from pagemill.artifacts.gguf_dense import granite_factors
+from pagemill.artifacts.gguf_experts import (
+    GRANITE_LAYER,
+    GRANITE_MADE,
+    QWEN_LAYER,
+    QWEN_STACKS,
+    SHARED_GATE,
+    expert_counts,
+    shared_size,
+)
+from pagemill.artifacts.gguf_family import HALVES, LAYER, TOP, GgufFamily, Made
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
@@ -163,10 +172,7 @@ def _granite_hybrid(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> d
         "shared_intermediate_size": up.shape[0],
         "num_local_experts": keys.integer(f"{arch}.expert_count", 0),
         "num_experts_per_tok": keys.integer(f"{arch}.expert_used_count", 0) or None,
-        "attention_multiplier": keys.number(f"{arch}.attention.scale", config["head_dim"] ** -0.5),
-        "embedding_multiplier": optional(keys, f"{arch}.embedding_scale"),
-        "residual_multiplier": optional(keys, f"{arch}.residual_scale"),
-        "logits_scaling": optional(keys, f"{arch}.logit_scale"),
+        **granite_factors(keys, arch, config),
         **_mamba2_sizes(file, keys, arch),
     }
 
@@ -234,12 +240,9 @@ _GRANITE: Final = GgufFamily(
     _granite_hybrid,
     ("GraniteMoeHybridForCausalLM",),
     layer={
-        **{name: place for name, place in LAYER.items() if name not in ("ffn_gate", "ffn_up")},
+        **GRANITE_LAYER,
         **_mixer("mamba"),
         "ffn_down": "shared_mlp.output_linear",
-        "ffn_down_shexp": "shared_mlp.output_linear",
-        "ffn_gate_inp": "block_sparse_moe.router.layer",
-        "ffn_down_exps": "block_sparse_moe.output_linear",
     },
     exact=_second_exact("mamba"),
     made=_second("mamba") | {_SHARED_MLP: Made("joined_rows", ("ffn_gate.weight", "ffn_up.weight"))},
@@ -251,11 +254,7 @@ _GRANITE: Final = GgufFamily(
 )
 _GRANITE_EXPERTS: Final = replace(
     _GRANITE,
-    made={
-        **_GRANITE.made,
-        _SHARED_MLP: Made("joined_rows", ("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
-        "block_sparse_moe.input_linear.weight": Made("stacked_experts", ("ffn_gate_exps.weight", "ffn_up_exps.weight")),
-    },
+    made={**_GRANITE.made, **GRANITE_MADE},
     variant=None,
 )
 _BAMBA: Final = GgufFamily(

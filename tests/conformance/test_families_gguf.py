@@ -48,6 +48,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitehybrid": ("granite-hybrid", {}),
     "granitehybrid-bamba": ("bamba", {}),
     "granitehybrid-experts": ("granite-hybrid-experts", {}),
+    "granitemoe": ("granite-moe", {}),
+    "granitemoe-shared": ("granite-moe-shared", {}),
     "jamba": ("jamba", {}),
     "llama": ("MixtralForCausalLM", {"num_hidden_layers": 2}),
     "llama4": ("llama4", {
@@ -71,7 +73,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 """GGUF's name of a family, or that and a variant -> a tiny model, and what differs, for files do not say it."""
 
 
-VARIANTS = ("2", "11b", "12b", "40b", "bamba", "experts", "full", "gate-first", "v2", "window")
+VARIANTS = ("2", "11b", "12b", "40b", "bamba", "experts", "full", "gate-first", "shared", "v2", "window")
 
 
 def gguf_name(case: str) -> str:
@@ -105,6 +107,17 @@ def test_blocks_are_what_they_are_dequantized(tmp_path: Path, case: str) -> None
     found = PagedModel.load(path, "bfloat16").logits(TOKENS).float()
     similar = torch.nn.functional.cosine_similarity(found, wanted, dim=-1)
     assert similar.median() > 0.99, similar  # of experts that are nearly as good, bfloat16 may choose the other
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_that_are_not_stacked_are_those_that_are(tmp_path: Path, kind: str) -> None:
+    """Files of Mixtral from before experts were stacked."""
+    folder = make(tmp_path, "llama")
+    stacked, numbered = (
+        PagedModel.load(convert(folder, tmp_path / f"{stacks}.gguf", "llama", kind, stacks=stacks)).logits(TOKENS)
+        for stacks in (True, False)
+    )
+    assert torch.equal(stacked, numbered)
 
 
 def test_two_tensor_parallel_ranks_equal_one(tmp_path: Path) -> None:

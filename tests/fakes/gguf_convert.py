@@ -15,12 +15,13 @@ from pagemill.artifacts.json_file import read_json_object
 
 Tensors = dict[str, np.ndarray]
 Config = dict[str, Any]
-PAIRED = ("granite", "smollm3", "llama", "granitehybrid")
+PAIRED = ("granite", "smollm3", "llama", "granitehybrid", "granitemoe")
 SLIDING = "sliding_attention"
 
 
-def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:
-    """What llama.cpp's converter makes of a checkpoint. `kind`: of matrices whose rows are whole blocks of it."""
+def convert(folder: Path, path: Path, family: str, kind: str = "F32", *, stacks: bool = True) -> Path:
+    """What llama.cpp's converter makes of a checkpoint. `kind`: of matrices whose rows are whole blocks of it. Without
+    `stacks`, each matrix of Mixtral's experts is a tensor, as in files from before April 2024."""
     config = _config(folder)
     writer = gguf.GGUFWriter(path, family)
     _add_keys(writer, config, family)
@@ -32,7 +33,7 @@ def convert(folder: Path, path: Path, family: str, kind: str = "F32") -> Path:
         EXTRA_KEYS[family](writer, config, tensors)
     if family in RENAMED:
         tensors = dict(RENAMED[family](config, tensors))
-    for name, values in _stacked(tensors).items():
+    for name, values in (_stacked(tensors) if stacks else _numbered(tensors)).items():
         stored = values
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if family in PAIRED:
@@ -88,6 +89,17 @@ def _stacked(tensors: Tensors) -> Tensors:
         else:
             rest[name] = values
     return rest | {name: np.stack([parts[i] for i in sorted(parts)]) for name, parts in found.items()}
+
+
+def _numbered(tensors: Tensors) -> Tensors:
+    return {
+        re.sub(
+            r"model\.layers\.(\d+)\.block_sparse_moe\.experts\.(\d+)\.(w\d)",
+            lambda match: f"blk.{match[1]}.ffn_{ {'w1': 'gate', 'w2': 'down', 'w3': 'up'}[match[3]] }.{match[2]}",
+            name,
+        ): values
+        for name, values in tensors.items()
+    }
 
 
 def _add_keys(writer: gguf.GGUFWriter, config: Config, family: str) -> None:
@@ -150,6 +162,12 @@ def _granite(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> None:
     writer.add_embedding_scale(config["embedding_multiplier"])
     writer.add_residual_scale(config["residual_multiplier"])
     writer.add_logit_scale(config["logits_scaling"])
+
+
+def _granite_moe(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> None:
+    _granite(writer, config, tensors)
+    if config.get("shared_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
 
 
 def _logit_scale(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> None:
@@ -298,7 +316,8 @@ def _qwen3_next(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> No
 EXTRA_KEYS: dict[str, Callable[[gguf.GGUFWriter, Config, Tensors], None]] = {
     "command-r": _logit_scale, "cohere2": _logit_scale, "deepseek2": _deepseek2, "exaone4": _windows,
     "falcon-h1": _mixed, "gemma2": _gemma2, "gemma3n": _gemma3n, "gemma4": _gemma4, "glm4moe": _routed,
-    "gpt-oss": _gpt_oss, "gptneox": _parallel, "granite": _granite, "granitehybrid": _granite_hybrid, "jamba": _jamba,
+    "gpt-oss": _gpt_oss, "gptneox": _parallel, "granite": _granite, "granitehybrid": _granite_hybrid,
+    "granitemoe": _granite_moe, "jamba": _jamba,
     "llama4": _llama4, "mamba": _mamba, "mamba2": _mamba2, "olmo2": _windows, "qwen2moe": _shared,
     "qwen3next": _qwen3_next, "stablelm": _parallel,
 }  # fmt: skip
@@ -486,7 +505,8 @@ def _delta(config: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarray]]
 RENAMED: dict[str, Callable[[Config, Tensors], Iterator[tuple[str, np.ndarray]]]] = {
     "bloom": _ungrouped, "deepseek2": _latent, "falcon": _ungrouped, "falcon-h1": _falcon_h1, "gemma": _plus_one,
     "gemma2": _plus_one, "gemma3n": _streams, "gemma4": _gemma4_names, "gpt-oss": _open_pairs, "gpt2": _transposed,
-    "gptneox": _ungrouped, "granitehybrid": _granite_parts, "jamba": _jamba_names, "llama4": _open_halves,
-    "mamba": _states, "mamba2": _states, "qwen3next": _delta, "stablelm": _norms_of_heads,
+    "gptneox": _ungrouped, "granitehybrid": _granite_parts, "granitemoe": _granite_parts,
+    "jamba": _jamba_names, "llama4": _open_halves, "mamba": _states, "mamba2": _states,
+    "qwen3next": _delta, "stablelm": _norms_of_heads,
 }  # fmt: skip
 """What conversion does to a family's tensors, under names that are a checkpoint's still, or llama.cpp's already."""

@@ -91,6 +91,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteForCausalLM", SMALL | {
         "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.0625, "tie_word_embeddings": True}),
+    "granite-moe": ("GraniteMoeForCausalLM", SMALL | {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48, "embedding_multiplier": 12.0,
+        "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0625}),
+    "granite-moe-shared": ("GraniteMoeSharedForCausalLM", SMALL | {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 48, "shared_intermediate_size": 64,
+        "attention_bias": True, "tie_word_embeddings": True}),
     "granite-biases": ("GraniteForCausalLM", SMALL | {"attention_bias": True, "mlp_bias": True}),
     "glm": ("GlmForCausalLM", SMALL | {"attention_bias": True}),
     "glm4": ("Glm4ForCausalLM", SMALL | {"attention_bias": True}),

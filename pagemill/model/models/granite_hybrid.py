@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pagemill.errors import ModelError
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.stacked_experts import StackedExperts
@@ -24,13 +25,14 @@ ATTENTION = ("attention", "full_attention")
 
 
 class GraniteHybridLayer(nn.Module):
-    """Attention or Mamba-2, then an MLP and experts of the same input, each behind a norm, times a factor."""
+    """Attention or Mamba-2, then an MLP and experts of the same input, or one of these, each behind a norm, times a
+    factor."""
 
     def __init__(
         self,
         config: Mapping[str, Any],
         mixer: Mamba2 | DecoderAttention,
-        shared_mlp: GatedMLP,
+        shared_mlp: GatedMLP | None,
         experts: MixtureOfExperts | None,
         *,
         ctx: LayerContext,
@@ -51,9 +53,8 @@ class GraniteHybridLayer(nn.Module):
         mixed = self._mixer[0].operations(net, net.norm(x, self.input_layernorm))
         x = x + net.scaled(mixed, self.multiplier)
         normed = net.norm(x, self.post_attention_layernorm)
-        inner = self.shared_mlp.operations(net, normed)
-        if self.mlp is not None:
-            inner = self.mlp.operations(net, normed) + inner
+        parts = [part.operations(net, normed) for part in (self.mlp, self.shared_mlp) if part is not None]
+        inner = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return x + net.scaled(inner, self.multiplier)
 
 
@@ -89,17 +90,29 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             rope="default" if self.rope_kinds(config) else None,
         )
 
+    def attends(self, index: int) -> bool:
+        """Whether a layer is attention, not Mamba-2."""
+        kinds = self.config.get("layer_types") or self.config.get("layers_block_type") or ()
+        return len(kinds) > 0 and kinds[index] in ATTENTION
+
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config
-        kinds = config.get("layer_types") or config.get("layers_block_type")
         mixer: Mamba2 | DecoderAttention
-        if kinds and kinds[index] in ATTENTION:
+        if self.attends(index):
             mixer = DecoderAttention(config, self.traits(), ctx=ctx.child("self_attn"))
         else:
             mixer = Mamba2(mamba2_sizes(config), ctx=ctx.child("mamba"))
-        inner = {**config, "intermediate_size": config["shared_intermediate_size"]}
-        shared = GatedMLP(inner, ctx=ctx.child("shared_mlp"), joined=True)
-        return GraniteHybridLayer(config, mixer, shared, self._experts(ctx.child("mlp")), ctx=ctx)
+        return GraniteHybridLayer(config, mixer, self._shared_mlp(ctx), self._experts(ctx.child("mlp")), ctx=ctx)
+
+    def _shared_mlp(self, ctx: LayerContext) -> GatedMLP | None:
+        config = self.config
+        inner_size = config.get("shared_intermediate_size")
+        if not inner_size and self.num_experts:
+            return None
+        if not inner_size:
+            raise ModelError("shared_intermediate_size is to be at least 1 in a model without experts")
+        inner = {**config, "intermediate_size": inner_size}
+        return GatedMLP(inner, ctx=ctx.child("shared_mlp"), joined=True)
 
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts | None:
         config = self.config
