@@ -3,7 +3,7 @@
     PYTHONPATH=. python benchmarks/gpu_loading.py [--gigabytes 5] [--turns 3]
 
 Makes the checkpoint of benchmarks/loading.py. In a fresh process for each turn, bytes go to the GPU from pinned memory,
-in pieces of 16 MiB one after the other, or the model is loaded, from files in the page cache to weights that are ready
+in pieces of 8 MiB one after the other, or the model is loaded, from files in the page cache to weights that are ready
 to run. Both times are the least of several turns, without what the process does before: imports, and starting CUDA.
 """
 

@@ -5,7 +5,6 @@ shape and type that its layer declares. Knows layers only as `LoadableLayer`s.
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -16,7 +15,7 @@ from pagemill.model.loading.part import Part, whole
 from pagemill.model.loading.progress import LoadProgress
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, LoadableLayer, StoredTensor
-from pagemill.model.loading.upload import Upload
+from pagemill.model.loading.upload import uploaded
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
@@ -170,10 +169,10 @@ def load_weights(
     selection = Selection(model)
     progress = LoadProgress(selection.size(), shown=shows_progress)
     try:
-        with Upload(device) if device.type == "cuda" else nullcontext(lambda tensor: tensor.to(device)) as upload:
-            for name, tensor in source(selection):
-                selection.load(name, upload(tensor) if isinstance(tensor, Tensor) else tensor)
-                progress.add(selection.size_of(name))
+        tensors = source(selection)
+        for name, tensor in uploaded(tensors, device) if device.type == "cuda" else tensors:
+            selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
+            progress.add(selection.size_of(name))
         selection.finish()
     finally:
         progress.close()
