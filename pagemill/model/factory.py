@@ -42,14 +42,15 @@ def load_model(
     groups: ParallelGroups | None = None,
     cache: CacheSettings = DEFAULT_CACHE,
     expert_parallel: bool = False,
+    embeds_at_end: bool = False,
 ) -> CausalLM:
     """A model ready to run, in config.dtype; with `groups`, this rank's part of one, whole experts where
-    `expert_parallel`. Raises ModelError for files that do not fit the architecture, ConfigError when it cannot be
-    split over the groups."""
+    `expert_parallel`, on the last pipeline stage the embeddings too where `embeds_at_end`. Raises ModelError for files
+    that do not fit the architecture, ConfigError when it cannot be split over the groups."""
     device = torch.device(platform.torch_device())
     # What layers make for themselves, such as rotary tables, is made where it is used.
     with timer.phase("build"), device, _buildable(facts):
-        model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel)
+        model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel, embeds_at_end)
     with timer.phase("weights"):
         place = _place(config, device, groups or solo_groups())
         load_weights(
@@ -68,6 +69,7 @@ def save_sharded_state(
     expert_parallel: bool = False,
     pattern: str = PATTERN,
     max_bytes: int = MAX_FILE_BYTES,
+    embeds_at_end: bool = False,
 ) -> list[str]:
     """Write what this rank reads of a checkpoint into files of its own, and with the first rank what else the model's
     folder says; the names of the files. Raises ConfigError for a folder that cannot be written, and a model that
@@ -82,7 +84,7 @@ def save_sharded_state(
     if place.rank == 0:
         copy_descriptions(Path(facts.path), folder)
     with torch.device(platform.torch_device()):
-        empty = build_model(facts, config, platform, groups, cache, expert_parallel)
+        empty = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end)
     return save_shards(empty, _source(facts, config, place), folder, place, checked_pattern(pattern), max_bytes)
 
 
@@ -117,6 +119,7 @@ def build_model(
     groups: ParallelGroups,
     cache: CacheSettings = DEFAULT_CACHE,
     expert_parallel: bool = False,
+    embeds_at_end: bool = False,
 ) -> CausalLM:
     """The architecture without weights."""
     hosted = facts.implementation in HOSTS
@@ -129,7 +132,7 @@ def build_model(
         config.quantization, facts.quantization_config, dtype, platform.torch_device(), config.deterministic
     )
     exchange = Exchange(groups.dp, groups.ep) if expert_parallel and groups.dp.size > 1 else None
-    ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange)
+    ctx = LayerContext(dtype, quantization, attention, groups, expert_parallel, exchange, embeds_at_end=embeds_at_end)
     facts = dataclasses.replace(facts, hf_config=ModelFields(facts.hf_config))  # a plain dict in another process
     implementation = HOSTS.resolve(facts.implementation) if hosted else known.resolve(facts.architecture)
     model: CausalLM = implementation(facts, config.max_model_len, ctx)

@@ -42,6 +42,7 @@ from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.hidden_states import HiddenStates, WantedHidden
 from pagemill.worker.spec_decode.interface import DraftNetwork, NoProposer, Proposer, ProposerContext, Speculation
 from pagemill.worker.spec_decode.load_draft import LoadedDraft
+from pagemill.worker.spec_decode.stage_states import StageStates
 
 DEFAULT_SAMPLING = SamplerOptions()
 FEWER_DRAFTS = (2, 5)
@@ -151,7 +152,7 @@ def build_runner(
     drafts = None
     if proposer is not None and (asked or forward.decodes_natively):
         captures = maker if made.num_keys else None
-        network = _draft_network(plan, options, states, tables, platform, captures, hidden)
+        network = _draft_network(plan, options, states, tables, platform, captures, hidden, ahead)
         drafts = _drafts(proposer, options, states, network, ranks, model, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
@@ -192,20 +193,20 @@ def _proposer(speculation: Speculation | None) -> type[Proposer] | None:
 def _proposing(
     options: RunnerOptions, stage: Stage
 ) -> tuple[type[Proposer] | None, WantedHidden | None, RunnerOptions]:
-    """Who proposes, what that reads, and the options, changed on a stage that is told of drafts by the one that
-    samples. Raises ConfigError for a proposer that needs the whole model."""
+    """Who proposes, what that reads of the layers here, and the options, changed on a stage that is told of drafts by
+    the one that samples."""
     speculation = options.speculation
     proposer = _proposer(speculation)
     if proposer is None or speculation is None:
         return None, None, options
-    wanted = proposer.wants(None if options.draft is None else options.draft.model)
-    if stage.alone:
-        return proposer, wanted, options
-    if wanted is not None or options.draft is not None:
-        raise ConfigError("who proposes drafts reads tokens alone where a model has several pipeline stages")
+    wanted = None
     if stage.samples:
-        return proposer, None, options
-    return NoProposer, None, replace(options, speculation=replace(speculation, adaptive=False))
+        wanted = proposer.wants(None if options.draft is None else options.draft.model)
+    layers = stage.told(() if wanted is None else wanted.layers)
+    if stage.samples:
+        return proposer, wanted, options
+    wanted = WantedHidden(layers=layers) if layers else None
+    return NoProposer, wanted, replace(options, speculation=replace(speculation, adaptive=False))
 
 
 def _drafts(
@@ -237,8 +238,10 @@ def _draft_network(
     platform: Platform,
     maker: GraphMaker | None,
     hidden: HiddenStates | None,
+    ahead: bool,
 ) -> DraftNetwork | None:
-    """The model that proposes, where there is one. `maker`: where steps are captured."""
+    """The model that proposes, where there is one. `maker`: where steps are captured; `ahead`: steps are queued on a
+    device."""
     if options.draft is None or options.speculation is None:
         return None
     draft = options.draft.model
@@ -246,7 +249,7 @@ def _draft_network(
     groups = AttentionGroups(plan, draft.cache_layers(), tables, platform.torch_device())
     network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, device)
     count = options.speculation.max_drafts
-    if not platform.runs_ahead or count >= MAX_VERIFY_LEN:
+    if not ahead or count >= MAX_VERIFY_LEN:
         return network
     # Deferred: hosts never need it.
     from pagemill.worker.forward.guess_graphs import GuessParts
@@ -280,7 +283,10 @@ def _on_host(
         width = None if head is None else head.num_outputs
         pooler = Pooler(sizes.max_num_seqs, model.hidden_size, torch.device(device), head, width, options.activation)
         return tables, PoolingForward(model, groups, pooler, stage, torch.device(device)), None
-    hidden = None if wanted is None else HiddenStates(wanted, model, None, torch.device(device))
+    hidden: HiddenStates | None = None
+    if wanted is not None:
+        where = torch.device(device)
+        hidden = HiddenStates(wanted, model, None, where) if stage.alone else StageStates(wanted, model, where)
     network = graphs.wrap_model(model)
     native = native_decode(model, network, states, groups, torch.device(device))
     forward = HostForward(model, network, groups, states, make_sampler(), stage, torch.device(device), native, hidden)

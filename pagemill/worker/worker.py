@@ -33,7 +33,7 @@ from pagemill.worker.profiler import WorkerProfiler
 from pagemill.worker.sampling.processors.interface import LogitsProcessor
 from pagemill.worker.sampling.sampler import SamplerOptions
 from pagemill.worker.spec_decode.interface import Speculation, speculation_of
-from pagemill.worker.spec_decode.load_draft import LoadedDraft, load_draft
+from pagemill.worker.spec_decode.load_draft import LoadedDraft, load_draft, reads_embeddings
 from pagemill.worker.warm_up import dummy_step, warm_up_step, worst_steps
 
 logger = get_logger(__name__)
@@ -113,12 +113,14 @@ class Worker:
                 ParallelSizes(rank.tensor_parallel_size, rank.pipeline_parallel_size, rank.num_replicas),
             )
         config = self._config
+        groups = self._groups
         experts = config.parallel.enable_expert_parallel
+        shares = reads_embeddings(config.draft)
         self._loaded = load_model(
-            config.facts, config.model, self._platform, timer, self._groups, config.cache, experts
+            config.facts, config.model, self._platform, timer, groups, config.cache, experts, shares
         )
-        if config.draft is not None:
-            self._draft = load_draft(config.draft, self._loaded, self._platform, timer, self._groups, config.cache)
+        if config.draft is not None and groups.pp.rank == groups.pp.size - 1:
+            self._draft = load_draft(config.draft, self._loaded, self._platform, timer, groups, config.cache)
         if self._watch is not None:
             self._watch.loaded()
         logger.debug("loaded %s: %s", self._config.facts.architecture, timer.summary())
@@ -199,6 +201,7 @@ class Worker:
             config.parallel.enable_expert_parallel,
             pattern or PATTERN,
             max_size or MAX_FILE_BYTES,
+            reads_embeddings(config.draft),
         )
 
     def start_profile(self, prefix: str) -> None:

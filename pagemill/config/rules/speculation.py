@@ -90,7 +90,7 @@ def resolve_speculation(
     _check_fields(wanted, wanted.method)
     if wanted.method == CUSTOM_CLASS and not wanted.model:
         raise ConfigError(f"speculative_config: method={CUSTOM_CLASS!r} needs model, the class as 'module:Class'")
-    _check_place(wanted.method, model, parallel)
+    _check_place(wanted.method, model)
     wanted = replace(wanted, num_speculative_tokens=_num_drafts(wanted, draft, decisions))
     _check_sizes(wanted, model, facts)
     _check_acceptance(wanted)
@@ -180,14 +180,11 @@ def _check_fields(wanted: SpeculativeConfig, method: str) -> None:
             )
 
 
-def _check_place(method: str, model: ModelConfig, parallel: ParallelConfig) -> None:
-    what = f"speculative_config: method={method!r}"
+def _check_place(method: str, model: ModelConfig) -> None:
     if model.pools:
-        raise ConfigError(f"{what}: prompts become vectors (runner=pooling), and no token follows; leave it out")
-    if parallel.pipeline_parallel_size > 1 and "draft_tensor_parallel_size" in READS.get(method, ()):
         raise ConfigError(
-            f"{what}: models propose drafts for models of one stage, and pipeline_parallel_size="
-            f"{parallel.pipeline_parallel_size}; use tensor_parallel_size, or a method that reads tokens alone"
+            f"speculative_config: method={method!r}: prompts become vectors (runner=pooling), and no token follows; "
+            "leave it out"
         )
 
 

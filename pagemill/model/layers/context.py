@@ -29,6 +29,8 @@ class LayerContext:
     """Whether whole experts are dealt out over groups.ep, instead of a slice of each over groups.tp."""
     exchange: Exchange | None = None
     """Carries tokens between replicas, where experts are dealt out over several."""
+    embeds_at_end: bool = False
+    """Whether the last pipeline stage has the embeddings of tokens too, for heads that read them there."""
     names: WeightMap = field(default_factory=WeightMap)
     """What a checkpoint calls the layers."""
     name: str = ""

@@ -42,6 +42,7 @@ DECODER_WEIGHTS = WeightMap(
 class GivesHidden(nn.Module):
     """A network that may give what its layers read, beside its result."""
 
+    config: Mapping[str, Any]
     network: Network
     is_last: bool
     _program: Program | None
@@ -49,19 +50,20 @@ class GivesHidden(nn.Module):
     _plan_was_tried: bool
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
-        """From now on `forward` also gives what these layers read; the number of layers stands for what the last one
-        gives. Asked again, it is to be for the same. Raises ModelError for layers that there are not, and where a model
-        has no such thing to give."""
+        """From now on `forward` also gives what these layers read, of a pipeline stage those that it has; the number of
+        layers stands for what the last one gives. Asked again, it is to be for the same. Raises ModelError for layers
+        that there are not, and where a model has no such thing to give."""
         inputs = self.network.layer_inputs
-        if inputs.layers == tuple(layers):
-            return
         if not inputs.known:
             raise ModelError(f"{type(self).__name__} gives no hidden states of its layers")
+        last = self.config["num_hidden_layers"]
         for index in layers:
-            if index not in inputs.known:
-                first, last = inputs.known[0], inputs.known[-1]
-                raise ModelError(f"the model gives hidden states before layers {first} to {last}, not {index}")
-        inputs.keep(layers)
+            if not 0 <= index <= last:
+                raise ModelError(f"the model gives hidden states before layers 0 to {last}, not {index}")
+        here = tuple(index for index in layers if index in inputs.known)
+        if inputs.layers == here:
+            return
+        inputs.keep(here)
         self._plan_was_tried = False
         self._plan = None
         if self._program is not None:
@@ -72,7 +74,8 @@ class CausalLM(GivesHidden):
     """A decoder that predicts the next token. Subclasses say how a layer is made and what differs.
 
     Of a pipeline stage, it is consecutive layers; the first stage has the embedding too, the last one the final norm
-    and the output head. What passes between stages is the sum of hidden states and residual, [T, E].
+    and the output head, and the embedding again where a head reads it there. What passes between stages is the sum of
+    hidden states and residual, [T, E].
 
     Letters in shapes: T tokens, L sampled rows, E hidden size, V vocabulary, D head size.
     """
@@ -100,6 +103,7 @@ class CausalLM(GivesHidden):
         num_stages = ctx.groups.pp.size
         self.is_first = stage == 0
         self.is_last = stage == num_stages - 1
+        self.has_embedding = self.is_first or (self.is_last and ctx.embeds_at_end)
         self.has_head = self.is_last and self.predicts
         self.pooling_head: PoolingHead | TokenChoiceHead | None = None
         """What follows pooling, where the model classifies: given to it before anything is loaded."""
@@ -131,6 +135,8 @@ class CausalLM(GivesHidden):
         config = self.config
         if self.is_first:
             self.make_embeddings(ctx)
+        elif self.has_embedding:
+            self.make_token_embedding(ctx)
         self.layers = nn.ModuleDict(
             {str(index): self.make_layer(index, ctx.child(f"layers.{index}")) for index in layers}
         )
@@ -151,6 +157,10 @@ class CausalLM(GivesHidden):
 
     def make_embeddings(self, ctx: LayerContext) -> None:
         """Make what `embed` needs; on the first stage."""
+        self.make_token_embedding(ctx)
+
+    def make_token_embedding(self, ctx: LayerContext) -> None:
+        """Make what tokens become, before anything is added to it."""
         size = self.hidden_size
         scale = self.embedding_scale(size)
         self.embed_tokens = Embedding(self.vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
@@ -164,7 +174,8 @@ class CausalLM(GivesHidden):
         for index, layer in self.layers.items():
             net.layer_inputs.mark(int(index), x)
             x = net.layer(layer, x)
-        net.layer_inputs.mark(self.config["num_hidden_layers"], x)
+        if self.is_last:
+            net.layer_inputs.mark(self.config["num_hidden_layers"], x)
         return x
 
     def make_end(self, ctx: LayerContext) -> None:
@@ -262,7 +273,7 @@ class CausalLM(GivesHidden):
                 "the checkpoint has %d scales of keys and values: they are used with --kv-cache-dtype fp8 only",
                 self._num_kv_scales,
             )
-        if self.tied and self.is_first and self.has_head and self.embed_tokens.weight is not None:
+        if self.tied and self.has_embedding and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
         self._program = Program(self.network, selects=self.is_last)
         self._head_program = None if self._logits is None else Program(self._logits)

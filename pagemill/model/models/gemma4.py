@@ -227,5 +227,6 @@ class Gemma4ForCausalLM(VectorsForLayers):
         for index, layer, vector in zip(self.layers, layers, vectors, strict=True):
             net.layer_inputs.mark(int(index), x)
             x = layer.operations(net, x, vector)
-        net.layer_inputs.mark(self.config["num_hidden_layers"], x)
+        if self.is_last:
+            net.layer_inputs.mark(self.config["num_hidden_layers"], x)
         return x

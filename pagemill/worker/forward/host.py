@@ -119,7 +119,7 @@ class HostForward(Forward):
             return
         positions = on_device(batch.positions, self._device)
         with torch.inference_mode(), forward_context(ForwardContext(self._groups.plan(batch))):
-            inputs = self._stage.receive(batch)
+            inputs = self._receive(batch)
             hidden = self._network(inputs if self._on_host else inputs.to(self._device), positions, *self._asked(batch))
             if self._hidden is not None:
                 hidden = self._hidden.take(hidden)
@@ -169,6 +169,13 @@ class HostForward(Forward):
         if logprobs is None:
             return None
         return SampledLogprobs(which.astype(np.int32)[logprobs.indices], logprobs.logprobs)
+
+    def _receive(self, batch: InputBatch) -> Tensor:
+        """The network's input."""
+        hidden = self._hidden
+        if hidden is None:
+            return self._stage.receive(batch)
+        return hidden.arrive(self._stage.receive(batch, len(hidden.arriving)))
 
     def _take_hidden(self, hidden: HiddenStates, batch: InputBatch) -> None:
         """Of a step that was a native call."""

@@ -6,6 +6,7 @@ when a step needs them. Steps that share no request overlap on the stages. Stage
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,10 +70,12 @@ class LinkedStage(Stage):
         while self._num_expected[slots].any():
             self._take_oldest()
 
-    def receive(self, batch: InputBatch) -> Tensor:
+    def receive(self, batch: InputBatch, num_beside: int = 0) -> Tensor:
         if self._is_first:
             return torch.from_numpy(batch.token_ids)
-        hidden = torch.empty(batch.num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        beside = (1 + num_beside,) if num_beside else ()
+        shape = (*beside, batch.num_tokens, self._hidden_size)
+        hidden = torch.empty(shape, dtype=self._dtype, device=self._device)
         return self._group.recv(hidden, self._group.rank - 1)
 
     def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
@@ -103,6 +106,11 @@ class LinkedStage(Stage):
     def shared(self, values: Int32Array) -> Int32Array:
         found: Int32Array = self._group.broadcast(torch.from_numpy(values), self._group.size - 1).numpy()
         return found
+
+    def told(self, values: Sequence[int]) -> tuple[int, ...]:
+        count = int(self.shared(np.array([len(values)], np.int32))[0])
+        own = np.array(values if self.samples else [0] * count, np.int32)
+        return tuple(self.shared(own).tolist()) if count else ()
 
     def close(self) -> None:
         """A connection that is closed takes with it what was sent but not yet received: the other stages would wait."""

@@ -1,6 +1,7 @@
 """`Stage`: where a step's inputs come from, and where its hidden states and tokens go. `SoloStage`: the only one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -27,12 +28,14 @@ class Stage(ABC):
         """Return when all tokens of these slots are in the slots' state. Called before a batch is gathered."""
 
     @abstractmethod
-    def receive(self, batch: InputBatch) -> Tensor:
-        """The network's input: token ids [T], or the hidden states of the stage before [T, E]."""
+    def receive(self, batch: InputBatch, num_beside: int = 0) -> Tensor:
+        """The network's input: token ids [T], or the hidden states of the stage before [T, E]; with so many others
+        beside them, [1 + num_beside, T, E]."""
 
     @abstractmethod
     def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
-        """[T, E] to the next stage; the rows to be sampled here [L, E], or none of them."""
+        """[T, E] to the next stage, or what it is to receive with others beside them; the rows to be sampled here
+        [L, E], or none of them."""
 
     @abstractmethod
     def sampled(self, token_ids: Int32Array) -> None:
@@ -46,6 +49,11 @@ class Stage(ABC):
     def shared(self, values: Int32Array) -> Int32Array:
         """[N] of the stage that samples, on all stages; elsewhere `values` are as many of any. All stages call it for
         the same step, and wait for each other."""
+
+    @abstractmethod
+    def told(self, values: Sequence[int]) -> tuple[int, ...]:
+        """Those of the stage that samples, on all stages; elsewhere `values` are not read. All stages call it at the
+        same time, and wait for each other."""
 
     @abstractmethod
     def close(self) -> None:
@@ -64,7 +72,7 @@ class SoloStage(Stage):
     def settle(self, slots: Int32Array) -> None:
         return
 
-    def receive(self, batch: InputBatch) -> Tensor:
+    def receive(self, batch: InputBatch, num_beside: int = 0) -> Tensor:
         return torch.from_numpy(batch.token_ids)
 
     def pass_on(self, batch: InputBatch, hidden: Tensor) -> Tensor:
@@ -80,6 +88,9 @@ class SoloStage(Stage):
 
     def shared(self, values: Int32Array) -> Int32Array:
         raise RuntimeError("the only stage has nobody to tell")
+
+    def told(self, values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values)
 
     def close(self) -> None:
         return

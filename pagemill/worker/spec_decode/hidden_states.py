@@ -3,6 +3,7 @@
 Knows rows, not who reads them or what runs the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,15 @@ class HiddenStates:
         """[T, E]."""
         self.layers = memory(tokens if wanted.layers else 0, len(wanted.layers))
         """[T, N * E], in the order of `WantedHidden.layers`."""
+
+    @property
+    def arriving(self) -> Sequence[int]:
+        """Layers whose states come with a step's inputs, ascending."""
+        return ()
+
+    def arrive(self, inputs: Tensor) -> Tensor:
+        """What a stage is given -> what its first layer reads, or token ids."""
+        return inputs
 
     def take(self, given: Given) -> Tensor:
         """What the network gives -> its result alone; what is wanted of the rest is here from now on."""
