@@ -1,5 +1,8 @@
-"""Heads of every kind change no text, three seeds each: with all that requests may ask for in the same steps, small
-chunks, few blocks, cached prefixes, steps in flight, engines that are killed, stop strings, and on two ranks."""
+"""Heads of every kind, and a draft model, change no text, three seeds each: with all that requests may ask for in the
+same steps, small chunks, few blocks, cached prefixes, steps in flight, engines that are killed, stop strings, on two
+ranks, and over two or three pipeline stages."""
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,12 +15,13 @@ from tests.conformance.test_speculation import ASKED, FORM, requests
 from tests.fakes.made_heads import MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.tiny_block_heads import make_block_head
+from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import make_head
 from tests.fakes.tiny_mtp import make_mtp, make_qwen_mtp
 from tests.fakes.tiny_parallel_heads import make_parallel_head
 from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
 
-pytestmark = pytest.mark.cases(one_in=5)
+pytestmark = pytest.mark.cases(one_in=11)
 HEADS = {
     "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
     "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
@@ -25,10 +29,12 @@ HEADS = {
     "dflash": make_block_head,
     "medusa": make_medusa,
     "mlp_speculator": make_mlp_speculator,
+    "draft_model": lambda folder, seed: make_checkpoint(folder, "LlamaForCausalLM", seed, num_hidden_layers=2),
 }
 OWN_LAYERS = {"deepseek_mtp": make_mtp, "qwen3_next_mtp": make_qwen_mtp}
 KINDS = [*HEADS, *OWN_LAYERS]
 SEEDS = [0, 1, 2]
+STAGED = [False, True]
 FEW = 7
 """KV cache blocks with which requests are preempted: the fewest that are allowed."""
 MORE = {"qwen3_next_mtp": 9}
@@ -53,6 +59,11 @@ def made(tmp_path_factory):
     return make
 
 
+def stages(staged, seed):
+    """Settings: of two pipeline stages or three."""
+    return {"pipeline_parallel_size": 2 + seed % 2} if staged else {}
+
+
 @pytest.fixture(scope="module")
 def grammar_of():
     return forms({FORM: StructuredOutputsParams(regex="[0-9]{20}")}, wide_table())
@@ -73,11 +84,13 @@ def plain(grammar_of):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculation_of_all_that_is_asked_for(made, plain, grammar_of, kind, seed):
+@pytest.mark.parametrize("staged", STAGED)
+def test_speculation_of_all_that_is_asked_for(made, plain, grammar_of, kind, seed, staged):
     """Greedy, sampled, penalised, scored, stopping, with a form."""
     target, asked = made(kind, seed)
     expected = plain(target, seed)
     settings = {"max_num_batched_tokens": 9, "num_gpu_blocks_override": MORE.get(kind, FEW), "depth": 1 + seed % 2}
+    settings |= stages(staged, seed)
     found, stats = run_requests(target, requests(seed), speculative_config=asked, grammar_of=grammar_of, **settings)
     assert set(found.tokens) == set(ASKED)
     assert found.tokens == expected.tokens
@@ -91,27 +104,30 @@ def test_speculation_of_all_that_is_asked_for(made, plain, grammar_of, kind, see
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculation_finds_as_much_cached(made, grammar_of, kind, seed):
+@pytest.mark.parametrize("staged", STAGED)
+def test_speculation_finds_as_much_cached(made, grammar_of, kind, seed, staged):
     target, asked = made(kind, seed)
     rounds = [[one for one in requests(seed, number) if one.request_id != FORM] for number in range(2)]
     expected, without = run_requests(target, *rounds)
-    found, drafted = run_requests(target, *rounds, speculative_config=asked)
+    found, drafted = run_requests(target, *rounds, speculative_config=asked, **stages(staged, seed))
     assert found.tokens == expected.tokens
     assert drafted.prefix_cache_hits == without.prefix_cache_hits > 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculation_goes_on_where_an_engine_was_killed(made, plain, kind, seed):
+@pytest.mark.parametrize("staged", STAGED)
+def test_speculation_goes_on_where_an_engine_was_killed(made, plain, kind, seed, staged):
     target, asked = made(kind, seed)
     wanted = [one for one in requests(seed) if one.request_id != FORM]
-    found, num_drafts = run_killed(target, wanted, depth=1 + seed % 2, speculative_config=asked)
+    settings = {"depth": 1 + seed % 2, "speculative_config": asked, **stages(staged, seed)}
+    found, num_drafts = run_killed(target, wanted, **settings)
     assert found == {name: tokens for name, tokens in plain(target, seed).tokens.items() if name != FORM}
     assert num_drafts > 20
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_speculation_on_two_ranks_and_up_to_stop_strings(made, kind):
+@pytest.mark.parametrize(("kind", "num_stages"), [*product(KINDS, [1]), ("eagle3", 2), ("draft_model", 2)])
+def test_speculation_on_two_ranks_and_up_to_stop_strings(made, kind, num_stages):
     target, asked = made(kind, 0)
     settings = {
         "dtype": "float32",
@@ -126,7 +142,8 @@ def test_speculation_on_two_ranks_and_up_to_stop_strings(made, kind):
         texts = [output.outputs[0].text for output in llm.generate(prompts, greedy, use_tqdm=False)]
         params = [SamplingParams(temperature=0.0, max_tokens=24, stop=[text[9:12]], min_tokens=3) for text in texts]
         expected = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    with LLM(target, **settings, tensor_parallel_size=2, speculative_config=asked) as llm:
+    ranks = {"tensor_parallel_size": 2, "pipeline_parallel_size": num_stages}
+    with LLM(target, **settings, **ranks, speculative_config=asked) as llm:
         found = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
     for one, other in zip(found, expected, strict=True):
         assert (one.token_ids, one.text) == (other.token_ids, other.text)
