@@ -12,26 +12,10 @@ from pagemill.messages.logprobs import joined
 from pagemill.messages.structured_outputs import StructuredOutputsParams
 from tests.conformance.drafted_runs import run_killed, run_requests
 from tests.conformance.test_speculation import ASKED, FORM, requests
-from tests.fakes.made_heads import MadeHeads
+from tests.fakes.made_heads import HEADS, OWN_LAYERS, MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
-from tests.fakes.tiny_block_heads import make_block_head
-from tests.fakes.tiny_checkpoint import make_checkpoint
-from tests.fakes.tiny_heads import make_head
-from tests.fakes.tiny_mtp import make_mtp, make_qwen_mtp
-from tests.fakes.tiny_parallel_heads import make_parallel_head
-from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
 
 pytestmark = pytest.mark.cases(one_in=11)
-HEADS = {
-    "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
-    "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
-    "peagle": lambda folder, seed: make_parallel_head(folder, seed, draft_vocab_size=100),
-    "dflash": make_block_head,
-    "medusa": make_medusa,
-    "mlp_speculator": make_mlp_speculator,
-    "draft_model": lambda folder, seed: make_checkpoint(folder, "LlamaForCausalLM", seed, num_hidden_layers=2),
-}
-OWN_LAYERS = {"deepseek_mtp": make_mtp, "qwen3_next_mtp": make_qwen_mtp}
 KINDS = [*HEADS, *OWN_LAYERS]
 SEEDS = [0, 1, 2]
 STAGED = [False, True]

@@ -5,7 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.tiny_block_heads import make_block_head
 from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_heads import make_head
+from tests.fakes.tiny_mtp import make_mtp, make_qwen_mtp
+from tests.fakes.tiny_parallel_heads import make_parallel_head
+from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
+
+HEADS: dict[str, Callable[[Path, int], Path]] = {
+    "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
+    "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
+    "peagle": lambda folder, seed: make_parallel_head(folder, seed, draft_vocab_size=100),
+    "dflash": make_block_head,
+    "medusa": make_medusa,
+    "mlp_speculator": make_mlp_speculator,
+    "draft_model": lambda folder, seed: make_checkpoint(folder, "LlamaForCausalLM", seed, num_hidden_layers=2),
+}
+"""What proposes for a tiny Llama, by kind."""
+OWN_LAYERS: dict[str, Callable[[Path, int], Path]] = {"deepseek_mtp": make_mtp, "qwen3_next_mtp": make_qwen_mtp}
+"""Models with a head of their own."""
 
 
 class MadeHeads:

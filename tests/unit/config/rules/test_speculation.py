@@ -130,10 +130,6 @@ REFUSED = [
         {"speculative_config": NGRAM | {"prompt_lookup_min": 3, "prompt_lookup_max": 2}},
         "prompt_lookup_min=3 is more than prompt_lookup_max=2",
     ),
-    (
-        {"speculative_config": {"method": "mtp"}, "pipeline_parallel_size": 2},
-        "models propose drafts for models of one stage, and pipeline_parallel_size=2",
-    ),
 ]
 
 
@@ -141,6 +137,12 @@ REFUSED = [
 def test_what_does_not_fit_is_refused_by_name(given, message):
     with pytest.raises(ConfigError, match=message):
         resolved(**given)
+
+
+@pytest.mark.parametrize("method", ["ngram", "mtp", "eagle3"])
+def test_drafts_go_with_pipeline_stages(method):
+    asked = {"method": method} | ({"model": "head"} if method == "eagle3" else {})
+    assert speculation_of(resolved(speculative_config=asked, pipeline_parallel_size=2)) == Speculation(method, 4)
 
 
 def test_a_window_bounds_the_drafts():

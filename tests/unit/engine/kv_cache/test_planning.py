@@ -137,6 +137,16 @@ def test_stages_keep_their_own_layers_only():
     assert num_blocks(("abcd", 100), ("abcd", 60)) == 15, "tensor-parallel workers hold the same layers"
 
 
+@pytest.mark.parametrize(("head_size", "num_blocks"), [(2, 20), (1, 40)])
+def test_layers_of_a_draft_model_count_on_the_stage_that_has_them(head_size, num_blocks):
+    """Layers that keep the same have tensors of their own; those of another kind are a group in the same tensors."""
+    model = {name: full(head_size=2) for name in "abcd"}
+    draft = {f"draft.{name}": full(head_size=head_size) for name in "ab"}
+    page = full(head_size=2).page_bytes()
+    memory = [WorkerMemory("ab", 100 * page), WorkerMemory(["c", "d", *draft], 80 * page)]
+    assert plan(model | draft, memory, length=4, step=4).num_blocks == num_blocks
+
+
 def test_a_model_with_states_needs_memory_for_them_beside_its_tokens():
     """Ten blocks for 160 tokens, and two for states: a step of 16 tokens reads one and writes up to two, the first of
     which may be in place of what it read."""

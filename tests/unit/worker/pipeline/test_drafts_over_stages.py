@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagemill.config.arguments import EngineArgs
-from pagemill.errors import ConfigError
-from pagemill.launch import build_config
 from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.messages.worker_rank import WorkerRank
 from tests.fakes.engine_setup import core_request
+from tests.fakes.made_heads import HEADS, OWN_LAYERS
 from tests.fakes.masked_worker import forms, wide_table
-from tests.fakes.ranks import record, replay, run_ranks
+from tests.fakes.ranks import Recording, Replay, record, replay, run_ranks
 from tests.fakes.tiny_checkpoint import make_checkpoint
-from tests.fakes.tiny_heads import make_head
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -66,6 +63,19 @@ def replays(rank: int, save: Any, recordings: dict[str, Any], stages: dict[str, 
     save(results)
 
 
+def check_equal(recordings: dict[str, Recording], stages: dict[str, int], ranks: list[dict[str, Replay]]) -> None:
+    """Tokens, and drafts after each step, on the last stage; none on the others."""
+    for name, recording in recordings.items():
+        *others, last = (results[name] for results in ranks[: stages[name]])
+        for ours, expected in zip(last.outputs, recording.outputs, strict=True):
+            for field in ("slots", "token_ids", "counts", "verified"):
+                np.testing.assert_array_equal(getattr(ours, field), getattr(expected, field), f"{name}: {field}")
+            assert (ours.drafts is None) == (expected.drafts is None), name
+            if ours.drafts is not None and expected.drafts is not None:
+                np.testing.assert_array_equal(ours.drafts.token_ids, expected.drafts.token_ids, name)
+        assert not any(len(output.slots) for other in others for output in other.outputs)
+
+
 @pytest.mark.slow
 def test_outputs_and_drafts_are_those_of_one_worker(checkpoint: Path, tmp_path: Path) -> None:
     settings = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
@@ -89,21 +99,24 @@ def test_outputs_and_drafts_are_those_of_one_worker(checkpoint: Path, tmp_path: 
     )  # fmt: skip
     stages["formed"] = 2
     ranks = run_ranks(3, tmp_path, replays, recordings, stages, tmp_path)
-    for name, recording in recordings.items():
-        *others, last = (results[name] for results in ranks[: stages[name]])
-        for ours, expected in zip(last.outputs, recording.outputs, strict=True):
-            for field in ("slots", "token_ids", "counts", "verified"):
-                np.testing.assert_array_equal(getattr(ours, field), getattr(expected, field), f"{name}: {field}")
-            assert (ours.drafts is None) == (expected.drafts is None), name
-            if ours.drafts is not None and expected.drafts is not None:
-                np.testing.assert_array_equal(ours.drafts.token_ids, expected.drafts.token_ids, name)
-        assert not any(len(output.slots) for other in others for output in other.outputs)
+    check_equal(recordings, stages, ranks)
 
 
-def test_models_that_propose_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    head = make_head(tmp_path / "head", "eagle3")
-    for asked in ({"model": str(head)}, {"method": "draft_model", "model": str(checkpoint)}):
-        with pytest.raises(
-            ConfigError, match=r"models of one stage, and pipeline_parallel_size=2; .*reads tokens alone"
-        ):
-            build_config(EngineArgs(str(checkpoint), pipeline_parallel_size=2, speculative_config=asked))
+@pytest.mark.slow
+def test_models_propose_on_the_last_stage_what_they_do_on_one_worker(tmp_path: Path) -> None:
+    """Drafts are accepted by chance: what a head guesses after them follows from hidden states of all stages."""
+    settings = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 12}
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.5, 0.3]}
+    target = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    recordings, stages = {}, {}
+    for kind, make in (HEADS | OWN_LAYERS).items():
+        made = make(tmp_path / kind, 0)
+        path, asked = (target, {"model": str(made)}) if kind in HEADS else (made, {"method": "mtp"})
+        asked |= {"num_speculative_tokens": 3, **rates}
+        recording = record(path, requests(SAMPLING["greedy"]), **settings, speculative_config=asked)
+        verified = [output for output in recording.outputs if output.verified is not None]
+        assert sum(int((output.counts - 1).sum()) for output in verified if output.counts is not None) > 30, kind
+        for count in (2, 3):
+            recordings[f"{kind}, {count}"], stages[f"{kind}, {count}"] = recording, count
+    ranks = run_ranks(3, tmp_path, replays, recordings, stages, tmp_path)
+    check_equal(recordings, stages, ranks)
