@@ -136,7 +136,7 @@ class CausalLM(GivesHidden):
         if self.is_first:
             self.make_embeddings(ctx)
         elif self.has_embedding:
-            self.make_token_embedding(ctx)
+            CausalLM.make_embeddings(self, ctx)  # of tokens alone, whatever a subclass adds to them
         self.layers = nn.ModuleDict(
             {str(index): self.make_layer(index, ctx.child(f"layers.{index}")) for index in layers}
         )
@@ -157,10 +157,6 @@ class CausalLM(GivesHidden):
 
     def make_embeddings(self, ctx: LayerContext) -> None:
         """Make what `embed` needs; on the first stage."""
-        self.make_token_embedding(ctx)
-
-    def make_token_embedding(self, ctx: LayerContext) -> None:
-        """Make what tokens become, before anything is added to it."""
         size = self.hidden_size
         scale = self.embedding_scale(size)
         self.embed_tokens = Embedding(self.vocab_size, size, ctx=ctx.child("embed_tokens"), scale=scale)
