@@ -136,7 +136,7 @@ def build_runner(
     ahead = platform.runs_ahead and isinstance(stage, SoloStage) and not pools
     asked = options.speculation is not None and not options.speculation.by_default
     if asked:
-        _check_verifiable(plan, pools, ahead, options.draft)
+        _check_verifiable(plan, pools, ahead)
     proposer, wanted, options = _proposing(options, stage)
     if ahead:
         verify_lens = lens_of(0 if options.speculation is None else options.speculation.max_drafts)
@@ -164,19 +164,14 @@ def lens_of(max_drafts: int) -> tuple[int, ...]:
     return tuple(sorted(length for length in lens if 1 < length <= MAX_VERIFY_LEN))
 
 
-def _check_verifiable(plan: KVCacheConfig, pools: bool, ahead: bool, draft: LoadedDraft | None) -> None:
+def _check_verifiable(plan: KVCacheConfig, pools: bool, ahead: bool) -> None:
     """Raise ConfigError where drafts cannot be verified. `pools`: no token is sampled; `ahead`: steps are queued on a
-    device; `draft`: a model that proposes."""
+    device."""
     if pools:
         raise ConfigError("drafts are verified by a model that samples tokens")
     states = [name for group in plan.groups if isinstance(group.spec, MambaSpec) for name in group.layers]
     if states and ahead:
         raise ConfigError(f"layer {states[0]!r} keeps a state, from which drafts are taken back on CPUs only")
-    guessing = set(states).intersection(() if draft is None else draft.model.cache_layers())
-    if guessing:
-        raise ConfigError(
-            f"layer {min(guessing)!r} of the model that proposes keeps a state, from which no guess can be taken back"
-        )
 
 
 def _proposer(speculation: Speculation | None) -> type[Proposer] | None:

@@ -48,18 +48,21 @@ def load_draft(
 ) -> LoadedDraft:
     """Split over the tensor-parallel ranks as `verifier` is, from which heads take what they have not themselves; all
     of its layers are on the stage that loads it, the last one. Raises ModelError or ConfigError that names the setting,
-    for files that do not fit and for sizes that cannot be split."""
+    for files that do not fit, for sizes that cannot be split, and for layers that keep a state."""
     groups = replace(groups, pp=SoloGroup())
     try:
         model = load_model(draft.facts, draft.model, platform, timer, groups, cache)
         own = list(model.modules())
+        states = [layer.name for layer in own if isinstance(layer, StateLayer)]
+        if states:
+            raise ConfigError(f"layer {states[0]!r} keeps a state, from which no guess can be taken back")
         if isinstance(model, (DraftHead, RowHeads)):
             model.share(verifier)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"speculative_config: model={draft.facts.name!r}: {error}") from error
     for layer in own:
-        if isinstance(layer, (Attention, StateLayer)):
+        if isinstance(layer, Attention):
             layer.name = PREFIX + layer.name
-            if isinstance(layer, Attention) and layer.kv_owner is not None:
+            if layer.kv_owner is not None:
                 layer.kv_owner = PREFIX + layer.kv_owner
     return LoadedDraft(model, draft.model.max_model_len)

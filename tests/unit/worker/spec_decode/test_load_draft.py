@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagemill.config.arguments import EngineArgs
-from pagemill.errors import ModelError
+from pagemill.errors import ConfigError, ModelError
 from pagemill.launch import build_config
 from pagemill.model.distributed.parallel_groups import solo_groups
 from pagemill.model.factory import load_model
@@ -79,3 +79,10 @@ def test_a_draft_model_and_heads_with_embeddings_need_no_others(folder, target):
         assert proposing.is_first
         assert proposing.is_last
     assert not reads_embeddings(None)
+
+
+def test_a_draft_model_that_keeps_states_is_refused(folder, target):
+    mamba = make_checkpoint(folder / "mamba", "MambaForCausalLM")
+    config = config_of(target, {"method": "draft_model", "model": str(mamba)})
+    with pytest.raises(ConfigError, match=r"speculative_config: model='.*mamba': layer 'layers.0.mixer' keeps a state"):
+        load(config, embeds_at_end=False)
