@@ -109,3 +109,30 @@ def test_a_dead_peer_does_not_keep_a_stage_from_closing(first):
     admit(stage, states, 1, 5)
     run(stage, states, 1)
     stage.close()
+
+
+class Telling(SoloGroup):
+    """A stage of two: all that is broadcast is what `said` has, or is kept there by the last."""
+
+    def __init__(self, rank, said):
+        super().__init__()
+        self.rank, self.size, self.said = rank, 2, said
+
+    def broadcast(self, tensor, source):
+        assert source == 1
+        if self.rank == source:
+            self.said.append(tensor.clone())
+            return tensor
+        return tensor.copy_(self.said.popleft())
+
+
+@pytest.mark.parametrize("values", [(), (3,), (4, 0, 0, 2)])
+def test_stages_are_told_what_the_last_one_says(values):
+    said = deque()
+
+    def stage(rank):
+        return LinkedStage(Telling(rank, said), RequestStates(1, 4), hidden_size=2, dtype=torch.float32, device="cpu")
+
+    assert stage(1).told(values) == values
+    assert stage(0).told((7, 7, 7)) == values
+    assert not said
