@@ -145,6 +145,7 @@ def _from_gguf(name: str, path: Path) -> ModelFacts:
         eos_token_ids=gguf_metadata.eos_token_ids(file),
         generation_defaults=gguf_metadata.sampling_defaults(file),
         unused_generation_defaults=gguf_metadata.unused_sampling_defaults(file),
+        pooling_type=gguf_metadata.pooling_type(file),
     )
 
 

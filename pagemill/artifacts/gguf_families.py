@@ -3,6 +3,7 @@
 from typing import Final
 
 from pagemill.artifacts.gguf_dense import DENSE
+from pagemill.artifacts.gguf_encoders import ENCODERS
 from pagemill.artifacts.gguf_experts import EXPERTS
 from pagemill.artifacts.gguf_family import GgufFamily
 from pagemill.artifacts.gguf_file import GgufFile
@@ -12,7 +13,7 @@ from pagemill.artifacts.gguf_nano import NANO
 from pagemill.artifacts.gguf_states import STATES
 from pagemill.errors import ModelError
 
-FAMILIES: Final[dict[str, GgufFamily]] = {**DENSE, **JOINED, **NANO, **EXPERTS, **STATES}
+FAMILIES: Final[dict[str, GgufFamily]] = {**DENSE, **JOINED, **NANO, **EXPERTS, **STATES, **ENCODERS}
 """`general.architecture` -> the family."""
 
 

@@ -12,6 +12,7 @@ from pagemill.artifacts.gguf_family import GgufFamily
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
+from pagemill.messages.pooling_params import PoolingType
 
 # Llama 3.1 and later stretch RoPE with these constants; GGUF stores only the table that results from them.
 _LLAMA3_ORIGINAL_POSITIONS: Final = 8192
@@ -23,6 +24,7 @@ _TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", 
 _EOS_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONTROL: Final = 3
 _YARN: Final = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+_POOLING: Final = {0: None, 1: PoolingType.MEAN, 2: PoolingType.CLS, 3: PoolingType.LAST}
 NO_TOKEN: Final = 2**32 - 1
 """How converters write that there is no such token."""
 _SAMPLING: Final = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
@@ -74,6 +76,19 @@ def unused_sampling_defaults(file: GgufFile) -> dict[str, Any]:
         for key, value in file.metadata.items()
         if key.startswith(prefix) and key not in used and isinstance(value, (bool, int, float, str))
     }
+
+
+def pooling_type(file: GgufFile) -> PoolingType | None:
+    """How hidden states become the vector of a text, where the file says it. Raises ModelError for another way."""
+    keys = GgufKeys(file)
+    key = f"{keys.text('general.architecture')}.pooling_type"
+    if key not in keys:
+        return None
+    found = keys.integer(key)
+    if found not in _POOLING:
+        words = ", ".join(f"{number} ({kind.name.lower() if kind else 'none'})" for number, kind in _POOLING.items())
+        raise ModelError(f"{file.path}: {key}={found} is not supported; supported: {words}")
+    return _POOLING[found]
 
 
 def checkpoint_dtype(file: GgufFile) -> str:

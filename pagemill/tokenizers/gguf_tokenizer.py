@@ -12,15 +12,18 @@ from pagemill.artifacts import gguf_metadata
 from pagemill.artifacts.gguf_file import GgufFile, read_gguf
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
-from pagemill.tokenizers import fill_in, gguf_bpe, gguf_spm
+from pagemill.tokenizers import fill_in, gguf_bpe, gguf_spm, gguf_wordpiece
 from pagemill.tokenizers.gguf_vocab import CONTROL, USER_DEFINED, GgufVocab, read_vocab, token_id
 from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
 from pagemill.tokenizers.pre_tokenizers import pre_kind
 
+_WORDPIECE: Final = "bert"
+"""Puts tokens around texts itself."""
 _BUILDERS: Final[dict[str, Callable[[GgufFile, GgufVocab], tokenizers.Tokenizer]]] = {
     "gpt2": gguf_bpe.build,
     "llama": gguf_spm.build,
     "gemma4": gguf_spm.build_merged,
+    _WORDPIECE: gguf_wordpiece.build,
 }
 # Name in the file -> variable of chat templates.
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -58,12 +61,13 @@ def load(path: Path, chat_template: str | None = None) -> HfTokenizer:
 def _special(file: GgufFile, keys: GgufKeys, vocab: GgufVocab, kind: str) -> SpecialTokens:
     num_tokens = len(vocab.tokens)
     ids = {name: token_id(file, name, num_tokens) for name in _NAMED}
-    default_bos = kind == "llama" or pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos
+    frames = kind != _WORDPIECE
+    default_bos = kind == "llama" or (frames and pre_kind(keys.text("tokenizer.ggml.pre", "default")).add_bos)
     return SpecialTokens(
         bos_token_id=ids["bos"],
         eos_token_ids=tuple(i for i in gguf_metadata.eos_token_ids(file, vocab.tokens) if i < num_tokens),
-        adds_bos=keys.flag("tokenizer.ggml.add_bos_token", default_bos),
-        adds_eos=keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
+        adds_bos=frames and keys.flag("tokenizer.ggml.add_bos_token", default_bos),
+        adds_eos=frames and keys.flag("tokenizer.ggml.add_eos_token", False) and ids["eos"] is not None,
         named={_NAMED[name]: vocab.tokens[i] for name, i in ids.items() if i is not None},
         fill_in=_fill_in(file, num_tokens),
     )

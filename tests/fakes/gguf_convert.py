@@ -170,6 +170,11 @@ def _granite_moe(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> N
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
 
 
+def _bert(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> None:
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+
+
 def _logit_scale(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> None:
     writer.add_logit_scale(config["logit_scale"])
 
@@ -314,7 +319,7 @@ def _qwen3_next(writer: gguf.GGUFWriter, config: Config, tensors: Tensors) -> No
 
 
 EXTRA_KEYS: dict[str, Callable[[gguf.GGUFWriter, Config, Tensors], None]] = {
-    "command-r": _logit_scale, "cohere2": _logit_scale, "deepseek2": _deepseek2, "exaone4": _windows,
+    "bert": _bert, "command-r": _logit_scale, "cohere2": _logit_scale, "deepseek2": _deepseek2, "exaone4": _windows,
     "falcon-h1": _mixed, "gemma2": _gemma2, "gemma3n": _gemma3n, "gemma4": _gemma4, "glm4moe": _routed,
     "gpt-oss": _gpt_oss, "gptneox": _parallel, "granite": _granite, "granitehybrid": _granite_hybrid,
     "granitemoe": _granite_moe, "jamba": _jamba,
@@ -344,6 +349,13 @@ def _ungrouped(config: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarr
             parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
             values = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
         yield name.removeprefix("transformer.") if config["model_type"] == "bloom" else name, values
+
+
+def _bare_encoder(config: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarray]]:
+    first = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    for name, values in tensors.items():
+        if not name.startswith("pooler.") and not name.endswith("position_ids"):
+            yield name, values[first:] if "position_embeddings" in name else values
 
 
 def _norms_of_heads(config: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarray]]:
@@ -503,10 +515,10 @@ def _delta(config: Config, tensors: Tensors) -> Iterator[tuple[str, np.ndarray]]
 
 
 RENAMED: dict[str, Callable[[Config, Tensors], Iterator[tuple[str, np.ndarray]]]] = {
-    "bloom": _ungrouped, "deepseek2": _latent, "falcon": _ungrouped, "falcon-h1": _falcon_h1, "gemma": _plus_one,
-    "gemma2": _plus_one, "gemma3n": _streams, "gemma4": _gemma4_names, "gpt-oss": _open_pairs, "gpt2": _transposed,
-    "gptneox": _ungrouped, "granitehybrid": _granite_parts, "granitemoe": _granite_parts,
-    "jamba": _jamba_names, "llama4": _open_halves, "mamba": _states, "mamba2": _states,
-    "qwen3next": _delta, "stablelm": _norms_of_heads,
+    "bert": _bare_encoder, "bloom": _ungrouped, "deepseek2": _latent, "falcon": _ungrouped, "falcon-h1": _falcon_h1,
+    "gemma": _plus_one, "gemma2": _plus_one, "gemma3n": _streams, "gemma4": _gemma4_names, "gpt-oss": _open_pairs,
+    "gpt2": _transposed, "gptneox": _ungrouped, "granitehybrid": _granite_parts, "granitemoe": _granite_parts,
+    "jamba": _jamba_names, "llama4": _open_halves, "mamba": _states, "mamba2": _states, "qwen3next": _delta,
+    "stablelm": _norms_of_heads,
 }  # fmt: skip
 """What conversion does to a family's tensors, under names that are a checkpoint's still, or llama.cpp's already."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagemill.artifacts.gguf_families import FAMILIES, GgufFamily
-from pagemill.catalog.models import MODELS
+from pagemill.catalog.models import ENCODERS, MODELS
 from pagemill.errors import ModelError
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -45,6 +45,7 @@ def test_a_record_is_enough_for_a_family(tmp_path: Path, monkeypatch: pytest.Mon
         ("llama", "blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"),
         ("qwen3", "blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_norm.weight"),
         ("qwen2", "blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+        ("bert", "blk.1.layer_output_norm.bias", "encoder.layer.1.output.LayerNorm.bias"),
         ("gemma3", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"),
     ],
 )
@@ -59,4 +60,4 @@ def test_a_name_that_is_not_known_is_refused(name: str) -> None:
 
 
 def test_every_family_is_of_an_architecture_that_runs() -> None:
-    assert {name for family in FAMILIES.values() for name in family.architectures} <= set(MODELS)
+    assert {name for family in FAMILIES.values() for name in family.architectures} <= {*MODELS, *ENCODERS}

@@ -9,10 +9,12 @@ from pagemill.artifacts.gguf_metadata import (
     checkpoint_dtype,
     eos_token_ids,
     hf_config,
+    pooling_type,
     sampling_defaults,
     unused_sampling_defaults,
 )
 from pagemill.errors import ModelError
+from pagemill.messages.pooling_params import PoolingType
 from tests.unit.artifacts.gguf_builder import HEADS, HIDDEN, VOCAB, write_gguf
 
 
@@ -254,3 +256,16 @@ def test_dtype_of_plain_files(tmp_path):
     assert checkpoint_dtype(read_gguf(write_gguf(tmp_path / "m.gguf"))) == "float16"
     mixed = {"output.weight": np.zeros((VOCAB, HIDDEN), np.float32)}
     assert checkpoint_dtype(read_gguf(write_gguf(tmp_path / "m.gguf", tensors=mixed))) == "bfloat16"
+
+
+def test_how_vectors_are_made_is_as_the_file_says(tmp_path):
+    def read(kind):
+        path = write_gguf(tmp_path / "m.gguf", "qwen3", lambda writer: writer.add_pooling_type(kind))
+        return pooling_type(read_gguf(path))
+
+    assert pooling_type(read_gguf(write_gguf(tmp_path / "m.gguf"))) is None
+    assert read(gguf.PoolingType.NONE) is None
+    assert read(gguf.PoolingType.LAST) is PoolingType.LAST
+    assert read(gguf.PoolingType.CLS) is PoolingType.CLS
+    with pytest.raises(ModelError, match=r"qwen3\.pooling_type=4 is not supported; supported: 0 \(none\), 1 \(mean\)"):
+        read(gguf.PoolingType.RANK)
