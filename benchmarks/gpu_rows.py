@@ -79,6 +79,7 @@ FP8 = Setup("qwen3-8b-fp8", "qwen3-8b", {"quantization": "fp8"})
 FP8_BLOCKS = Setup("qwen3-8b-fp8-blocks", "qwen3-8b", {"quantization": "fp8_per_block"})
 W4A16 = Setup("qwen3-8b-w4a16", "qwen3-8b-w4a16")
 MOE = Setup("qwen3-30b-a3b", "qwen3-30b-a3b")
+MOE_FP8 = Setup("qwen3-30b-a3b-fp8", "qwen3-30b-a3b", {"quantization": "fp8"})
 EAGER = Setup("qwen3-8b-eager", "qwen3-8b", {"enforce_eager": True})
 START_LLAMA = Setup("start-llama-3.2-1b", "llama-3.2-1b", num_starts=2)
 START_QWEN = Setup("start-qwen3-8b", "qwen3-8b", num_starts=2)
@@ -177,6 +178,14 @@ ROWS: tuple[Row, ...] = (
     Row("30b-batch1", MOE, "single", _decode(ratio=1.25, recorded=244)),
     Row("30b-256", MOE, "many_256", _many(1.1, 8_323)),
     Row("30b-first-token", MOE, "first_token", _first_token(21.5, 21.5, 42.6)),
+    Row("30b-fp8-batch1", MOE_FP8, "single", _decode()),
+    Row("30b-fp8-256", MOE_FP8, "many_256", _many()),
+    Row(
+        "30b-fp8-first-token",
+        MOE_FP8,
+        "first_token",
+        (Goal("first_token_128_ms", "ms"), Goal("first_token_2048_ms", "ms")),
+    ),
     Row("8b-eager-batch1", EAGER, "single", _decode(recorded=85)),
     Row("1b-start", START_LLAMA, "start", _start(20.0, 8.0, (106.8, 25.8))),
     Row("8b-start", START_QWEN, "start", _start(10.0, 6.0, (56.5, 24.3))),

@@ -72,13 +72,8 @@ def _mamba(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str, 
     return {
         "architectures": ["MambaForCausalLM"],
         "model_type": "mamba",
-        "layer_norm_eps": config["rms_norm_eps"],
-        "intermediate_size": keys.integer("mamba.ssm.inner_size"),
-        "state_size": keys.integer("mamba.ssm.state_size"),
-        "conv_kernel": keys.integer("mamba.ssm.conv_kernel"),
         "time_step_rank": keys.integer("mamba.ssm.time_step_rank"),
-        "use_bias": _has(file, "ssm_in.bias"),
-        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
+        **_alone(file, keys, "mamba", config),
     }
 
 
@@ -87,15 +82,22 @@ def _mamba2(file: GgufFile, keys: GgufKeys, config: dict[str, Any]) -> dict[str,
     return {
         "architectures": ["Mamba2ForCausalLM"],
         "model_type": "mamba2",
-        "layer_norm_eps": config["rms_norm_eps"],
-        "intermediate_size": keys.integer("mamba2.ssm.inner_size"),
         "num_heads": sizes["mamba_n_heads"],
         "head_dim": sizes["mamba_d_head"],
-        "state_size": sizes["mamba_d_state"],
         "n_groups": sizes["mamba_n_groups"],
-        "conv_kernel": sizes["mamba_d_conv"],
-        "use_bias": sizes["mamba_proj_bias"],
-        "use_conv_bias": sizes["mamba_conv_bias"],
+        **_alone(file, keys, "mamba2", config),
+    }
+
+
+def _alone(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What both have where there is no attention."""
+    return {
+        "layer_norm_eps": config["rms_norm_eps"],
+        "intermediate_size": keys.integer(f"{arch}.ssm.inner_size"),
+        "state_size": keys.integer(f"{arch}.ssm.state_size"),
+        "conv_kernel": keys.integer(f"{arch}.ssm.conv_kernel"),
+        "use_bias": _has(file, "ssm_in.bias"),
+        "use_conv_bias": _has(file, "ssm_conv1d.bias"),
     }
 
 
@@ -268,6 +270,16 @@ _BAMBA: Final = GgufFamily(
     turns_part=True,
     varies=("attention.head_count_kv",),
 )
+_MAMBA: Final = GgufFamily(
+    _mamba,
+    ("MambaForCausalLM",),
+    layer=_mixer("mixer") | {"attn_norm": "norm"},
+    top=_BACKBONE,
+    exact=_first_exact("mixer"),
+    made=_first("mixer"),
+    turns=False,
+    layers="backbone.layers",
+)
 
 STATES: Final[dict[str, GgufFamily]] = {
     "falcon-h1": GgufFamily(
@@ -299,25 +311,13 @@ STATES: Final[dict[str, GgufFamily]] = {
         mixes=True,
         varies=("attention.head_count_kv",),
     ),
-    "mamba": GgufFamily(
-        _mamba,
-        ("MambaForCausalLM",),
-        layer=_mixer("mixer") | {"attn_norm": "norm"},
-        top=_BACKBONE,
-        exact=_first_exact("mixer"),
-        made=_first("mixer"),
-        turns=False,
-        layers="backbone.layers",
-    ),
-    "mamba2": GgufFamily(
-        _mamba2,
-        ("Mamba2ForCausalLM",),
-        layer=_mixer("mixer") | {"attn_norm": "norm"},
-        top=_BACKBONE,
+    "mamba": _MAMBA,
+    "mamba2": replace(
+        _MAMBA,
+        config=_mamba2,
+        architectures=("Mamba2ForCausalLM",),
         exact=_second_exact("mixer"),
         made=_second("mixer"),
-        turns=False,
-        layers="backbone.layers",
     ),
     "qwen3next": GgufFamily(
         _qwen3_next,

@@ -1,5 +1,5 @@
 """Heads that guess all tokens in one pass (P-EAGLE) change no token, and guess what they do in plain PyTorch: with
-chunked prompts, shared prefixes, preemption, forms and stops, a restart."""
+chunked prompts, shared prefixes, preemption."""
 
 from pathlib import Path
 
@@ -11,13 +11,10 @@ from transformers import AutoModelForCausalLM
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ModelError
 from pagemill.launch import build_config
-from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.worker.spec_decode.parallel_heads import ParallelHeadProposer
-from tests.conformance.drafted_runs import noted_guesses, run_requests
-from tests.conformance.test_speculation import FORM, requests
-from tests.conformance.test_speculation_proposers import PROMPTS, Run, compare
+from tests.conformance.drafted_runs import noted_guesses
+from tests.conformance.test_speculation_proposers import Run, compare
 from tests.fakes.made_heads import MadeHeads
-from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.tiny_parallel_heads import ReferenceParallelHead, make_parallel_head
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -74,32 +71,6 @@ def test_speculation_in_one_pass_after_preemption(made, guesses):
     assert drafted.stats.num_preemptions
     assert drafted.stats.prefix_cache_hits >= 0 < plain.stats.num_preemptions
     assert check(guesses, target, head, 11) > 30
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_speculation_in_one_pass_of_all_that_is_asked_for(made, seed):
-    """Sampled, penalised, scored, stopping, with a form: all in the same steps, with small chunks and few blocks."""
-    target, head = made("mapped", seed)
-    grammar_of = forms({FORM: StructuredOutputsParams(regex="[0-9]{20}")}, wide_table())
-    settings = {"grammar_of": grammar_of, "max_num_batched_tokens": 9}
-    expected, _ = run_requests(target, requests(seed), **settings)
-    config = {"model": head, "num_speculative_tokens": 3, "adaptive": False}
-    found, stats = run_requests(
-        target, requests(seed), **settings, speculative_config=config, num_gpu_blocks_override=11, depth=1 + seed % 2
-    )
-    assert found.tokens == expected.tokens
-    assert found.finish == expected.finish
-    assert stats.drafts.num_draft_tokens > 50
-
-
-def test_speculation_in_one_pass_goes_on_after_a_restart(made):
-    target, head = made("mapped")
-    plain = Run(target)
-    first = Run(target, {"model": head}, params={"max_tokens": 13})
-    prompts = {name: [*prompt, *first.tokens[name]] for name, prompt in PROMPTS.items()}
-    second = Run(target, {"model": head}, params={"max_tokens": 27}, prompts=prompts)
-    for name, tokens in plain.tokens.items():
-        assert first.tokens[name] + second.tokens[name] == tokens, name
 
 
 def test_speculation_in_one_pass_is_known_from_the_checkpoint(made, tmp_path):

@@ -1,7 +1,7 @@
 """What an attention backend can do, as data, and what is asked of it. Knows no backend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 DECODER = "decoder"
 ENCODER = "encoder"
@@ -13,6 +13,8 @@ INT8_KV = frozenset({"int8", "int8_per_token_head"})
 """Integers with a scale for each token and head; two names for the same."""
 SAME_KV = frozenset({"auto", "bfloat16", "float16", "float32"})
 """A cache of the model's own type; `bfloat16` and the like say which one is expected."""
+
+KV_DTYPES = SAME_KV | ONE_BYTE_KV | INT8_KV
 
 Compute = tuple[int, int]
 """Compute capability of a GPU, such as (9, 0)."""
@@ -47,6 +49,8 @@ class AttentionContext:
 
 
 ANY_CONTEXT = AttentionContext()
+_PLAIN_FIELDS = 4
+"""Those of `AttentionLayerSpec` that every layer has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,18 @@ class AttentionLayerSpec:
     bidirectional: bool = False
     """A token sees those after it too: an encoder's. The window is then the largest distance, in both directions, and
     nothing is kept from one step to the next."""
+
+    @property
+    def words(self) -> str:
+        """For messages: how many heads of which size, and what else differs from plain attention."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)[_PLAIN_FIELDS:]}
+        others = [
+            f"{name}={value}" if isinstance(value, (int, float)) and value is not True else name
+            for name, value in said.items()
+            if value is not None and value is not False
+        ]
+        plain = f"{self.num_heads} heads ({self.num_kv_heads} of keys) of size {self.head_size}"
+        return ", ".join([plain, *others])
 
     def first_seen(self, position: int) -> int:
         """The first position that the token at `position` sees."""

@@ -6,7 +6,13 @@ from fnmatch import fnmatchcase
 
 from pagemill.catalog.attention import ATTENTION
 from pagemill.errors import ConfigError
-from pagemill.model.attention.capability import ANY_CONTEXT, ENCODER_ONLY, AttentionContext, AttentionLayerSpec
+from pagemill.model.attention.capability import (
+    ANY_CONTEXT,
+    ENCODER_ONLY,
+    KV_DTYPES,
+    AttentionContext,
+    AttentionLayerSpec,
+)
 from pagemill.model.attention.interface import AttentionBackend
 from pagemill.model.attention.known_elsewhere import KNOWN_ELSEWHERE, NOT_IMPLEMENTED
 from pagemill.model.attention.phased import phased
@@ -76,8 +82,20 @@ def choose(
         refused[name] = _reasons_against(name, spec, device, dtype, where)
         if not refused[name]:
             return _configured(name, spec, where)
+    asked = where.kv_cache_dtype
+    others = [replace(where, kv_cache_dtype=kind) for kind in sorted(KV_DTYPES)]
+    kept = [other.kv_cache_dtype for other in others if _is_run(spec, device, dtype, order, other)]
+    if kept:
+        raise ConfigError(
+            f"kv_cache_dtype={asked!r} is not supported on {device} in {dtype}; allowed: {', '.join(kept)}"
+        )
     reasons_text = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
-    raise ConfigError(f"no attention backend can run {spec} in {dtype} on {device}: {reasons_text}")
+    raise ConfigError(f"no attention backend can run {spec.words} in {dtype} on {device}: {reasons_text}")
+
+
+def _is_run(spec: AttentionLayerSpec, device: str, dtype: str, order: Sequence[str], where: AttentionContext) -> bool:
+    """Whether one of the backends can run a layer."""
+    return any(not _reasons_against(name, spec, device, dtype, where) for name in order)
 
 
 def _reasons_against(

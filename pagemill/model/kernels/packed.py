@@ -69,13 +69,6 @@ def held_group(size: int, num_inputs: int, bits: int) -> int | None:
     return PLANE if size % PLANE == 0 else None
 
 
-def are_halves(values: Tensor) -> bool:
-    """Whether values, int8, are all twice an e2m1 float."""
-    known = torch.zeros(256, dtype=torch.bool, device=values.device)
-    known[HALVES.to(values.device).long()] = True
-    return bool(known[values.long()].all())
-
-
 def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: int, *, halves: bool = False) -> Packed:
     """values [N, K] int8 of -2^(bits - 1) and up; scales, and zeros where not all are 0, [N, ceil(K / size)]. With
     `halves`, 4 bits are enough for values that are twice an e2m1 float, and there are no zeros. Raises ValueError for

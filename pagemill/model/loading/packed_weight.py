@@ -57,6 +57,8 @@ class PackedWeight(QuantizedTensor):
     inputs: Inputs = Inputs.FLOATS
     levels: Tensor | None = None
     """[16] float32: what values of 4 bits, from -8 on, stand for, without zeros; None: themselves."""
+    halves: bool = False
+    """Whether values are twice those of 4-bit floats (e2m1), which integers of `bits` hold."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -86,10 +88,10 @@ class PackedWeight(QuantizedTensor):
     @property
     def description(self) -> str:
         """For a line in the log."""
-        kind = "floats" if self.is_float else "integers" if self.levels is None else "indices"
+        kind = "floats" if self.is_float or self.halves else "integers" if self.levels is None else "indices"
         size = self.group_size
         groups = "an order of their own" if size is None else f"groups of {size}"
-        return f"{self.bits}-bit {kind} in {groups}"
+        return f"{4 if self.halves else self.bits}-bit {kind} in {groups}"
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         made = torch.empty(self.values.shape, dtype=dtype, device=self.device)
@@ -139,7 +141,8 @@ class PackedWeight(QuantizedTensor):
         if any(part.zeros is not None for part in parts):
             zeros = torch.cat([part._all_zeros().float() for part in parts])
         bits = max(part.bits for part in parts)
-        return PackedWeight(bits, values, scales, self.groups, zeros, self.inputs, self.levels)
+        halves = all(part.halves for part in parts)
+        return PackedWeight(bits, values, scales, self.groups, zeros, self.inputs, self.levels, halves)
 
     def sorted_inputs(self) -> "tuple[PackedWeight, Tensor | None]":
         """The weight with its inputs in the order of their groups, and that order, [in] int64: the weight times

@@ -25,7 +25,7 @@ PIECE_BYTES: Final = 8 << 20
 """Of a buffer: large enough that sending one takes longer than asking for it, small enough to be pinned in no time."""
 AHEAD_BYTES: Final = 256 << 20
 """Of tensors on their way before the first of them is waited for."""
-MAX_THREADS: Final = 12
+MAX_THREADS: Final = 4
 SMALL_BYTES: Final = 1 << 20
 """A tensor of no more is sent as it is."""
 _NUM_BUFFERS = 2

@@ -22,7 +22,7 @@ from pagemill.model.layers.linear import Linear, RowLinear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS
 from pagemill.model.models.decoder import SLIDING, AttentionTraits, GatedMLP, NormedLayer, rms_norms
-from pagemill.model.models.draft_head import DraftHead, TokenOffsets, flag
+from pagemill.model.models.draft_head import DraftHead, TokenOffsets, flag, own_parts
 from pagemill.model.network.operations import Network, Value
 from pagemill.model.network.program import Program
 
@@ -91,13 +91,7 @@ class DFlashHead(DraftHead):
 
     def __init__(self, facts: ModelFacts, max_model_len: int, ctx: LayerContext) -> None:
         config = facts.hf_config
-        super().__init__(
-            facts,
-            max_model_len,
-            ctx,
-            own_embeddings=flag(config, "own_embeddings"),
-            own_head=flag(config, "own_head"),
-        )
+        super().__init__(facts, max_model_len, ctx, **own_parts(config))
         self.reads_layers = tuple(config["eagle_aux_hidden_state_layer_ids"])
         self.block_size = int(config[BLOCK_SIZE])
         self.mask_token = int(config["mask_token_id"])

@@ -38,6 +38,11 @@ class TokenOffsets(nn.Module):
         self.tokens = tensor.long() + torch.arange(len(tensor), device=tensor.device)
 
 
+def own_parts(config: Mapping[str, Any]) -> dict[str, bool]:
+    """What `DraftHead` wants to know of a checkpoint."""
+    return {name: flag(config, name) for name in ("own_embeddings", "own_head")}
+
+
 class DraftHead(CausalLM):
     """Its network takes [T, 2 * E], embeddings of the tokens that follow and hidden states beside them, and gives
     [T, E], which are hidden states of the next step of a guess; `compute_logits` takes these."""

@@ -22,7 +22,7 @@ from pagemill.model.models.decoder import (
     GatedMLP,
     rms_norms,
 )
-from pagemill.model.models.draft_head import DraftHead, TokenOffsets, flag
+from pagemill.model.models.draft_head import DraftHead, TokenOffsets, flag, own_parts
 from pagemill.model.network.operations import Network, Value
 
 EAGLE_WEIGHTS: Final = dataclasses.replace(
@@ -37,14 +37,7 @@ class EagleHead(DraftHead):
     weights = EAGLE_WEIGHTS
 
     def __init__(self, facts: ModelFacts, max_model_len: int, ctx: LayerContext) -> None:
-        config = facts.hf_config
-        super().__init__(
-            facts,
-            max_model_len,
-            ctx,
-            own_embeddings=flag(config, "own_embeddings"),
-            own_head=flag(config, "own_head"),
-        )
+        super().__init__(facts, max_model_len, ctx, **own_parts(facts.hf_config))
 
     def make_embeddings(self, ctx: LayerContext) -> None:
         size = self.hidden_size

@@ -157,7 +157,8 @@ class PackedFloats(PackedMethod):
         first = part.columns.start % 2
         values = unpack_halves(tensors["weight_packed"])[:, first : first + len(part.columns)].contiguous()
         scales = scheme.spread_scales(tensors, part).float() / 2
-        return PackedWeight(HALVES_BITS, values, scales, scheme.grid.groups(part, values.device), None, scheme.inputs)
+        groups = scheme.grid.groups(part, values.device)
+        return PackedWeight(HALVES_BITS, values, scales, groups, inputs=scheme.inputs, halves=True)
 
 
 def _range_of(packed: Tensor, bits: int, wanted: range, is_split: bool) -> Tensor:

@@ -15,7 +15,6 @@ from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, Li
 from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.ordered import OrderedWeight
 from pagemill.model.quantization.parts import parts_note, stacked_with_note
-from pagemill.model.quantization.small_floats import HALVES_BITS
 from pagemill.model.quantization.unquantized import Unquantized
 
 NIBBLE_ZEROS = 100
@@ -129,7 +128,7 @@ def _packed(weight: PackedWeight) -> packed.Packed | None:
         return None
     size = weight.group_size
     zeros = weight.zeros
-    halves = weight.bits == HALVES_BITS and zeros is None and packed.are_halves(weight.values)
+    halves = weight.halves
     bits = 4 if weight.bits <= 4 or halves else 8
     if size is None or packed.held_group(size, weight.shape[1], bits) is None:
         return None

@@ -48,7 +48,7 @@ class Nvfp4Weights(PackedMethod):
         values = unpack_halves(tensors["weight"])[:, first : first + len(part.columns)].contiguous()
         scales = tensors["weight_scale"].float() * tensors["weight_scale_2"].float().reshape(()) / 2
         groups = self._grid.groups(part, values.device)
-        return PackedWeight(HALVES_BITS, values, self._grid.spread(scales, part), groups)
+        return PackedWeight(HALVES_BITS, values, self._grid.spread(scales, part), groups, halves=True)
 
 
 def make(request: QuantRequest) -> Quantization:

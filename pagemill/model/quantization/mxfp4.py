@@ -38,7 +38,8 @@ def stored_experts(name: str, num_experts: int, shape: tuple[int, int]) -> tuple
 def expert_weight(blocks: Tensor, scales: Tensor) -> PackedWeight:
     """Of one expert, blocks [out, in / 32, 16] and scales [out, in / 32] -> its weight [out, in]."""
     values = unpack_halves(blocks).flatten(1)
-    return PackedWeight(HALVES_BITS, values, powers(scales) / 2, neighbours(values.shape[1], GROUP, 0, values.device))
+    groups = neighbours(values.shape[1], GROUP, 0, values.device)
+    return PackedWeight(HALVES_BITS, values, powers(scales) / 2, groups, halves=True)
 
 
 class Mxfp4Experts(PackedMethod):

@@ -9,6 +9,7 @@ from torch import Tensor
 from pagemill.model.kernels.packed import HALVES
 
 HALVES_BITS = 5
+"""Of integers that are twice such floats."""
 MANTISSA_BITS = 23
 """Of a 32-bit float, whose exponents have the same bias, 127; its smallest ones begin at 1."""
 EXPONENTS = range(255)

@@ -63,6 +63,14 @@ def test_every_reason_is_listed_when_none_fits():
         choose(SPEC, "tpu", "float32", None, ("CPU_ATTN", "TORCH_CPU"))
 
 
+def test_what_is_asked_of_backends_is_told_in_words():
+    spec = AttentionLayerSpec(4, 2, 64, 0.1, window=16, has_sinks=True, alibi_slopes=(0.5, 0.25, 0.1, 0.1))
+    with pytest.raises(
+        ConfigError, match=r"can run 4 heads \(2 of keys\) of size 64, window=16, has_sinks, alibi_slopes in"
+    ):
+        choose(spec, "tpu", "float32", None, ("CPU_ATTN",))
+
+
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(ConfigError, match=r"unknown attention backend 'FLASH'; known: CPU_ATTN, .*, TRITON_ATTN"):
         choose(SPEC, "cpu", "float32", "FLASH", ())
@@ -187,10 +195,10 @@ def test_every_name_of_the_catalogue_says_what_it_can_do():
 def test_a_cpu_keeps_the_models_own_type():
     one_byte = AttentionContext(kv_cache_dtype="fp8", block_size=16)
     allowed = (
-        r"CPU_ATTN: kv cache dtype fp8 not supported \(allowed: auto, float32, int8, int8_per_token_head\); TORCH_CPU"
+        r"^kv_cache_dtype='fp8' is not supported on cpu in float32; allowed: auto, float32, int8, int8_per_token_head$"
     )
     with pytest.raises(ConfigError, match=allowed):
-        choose(SPEC, "cpu", "float32", None, ("CPU_ATTN", "TORCH_CPU"), one_byte)
+        choose(SPEC, "cpu", "float32", None, ("CPU_ATTN", "CPU_ENCODER", "TORCH_CPU"), one_byte)
     same = AttentionContext(kv_cache_dtype="float32")
     assert choose(SPEC, "cpu", "float32", "TORCH_CPU", (), same).name == "TORCH_CPU"
     with pytest.raises(ConfigError, match="kv cache dtype bfloat16 not supported"):

@@ -124,3 +124,11 @@ def test_indices_of_nf4_are_blocks_and_others_are_not() -> None:
     assert isinstance(both, PackedWeight)
     assert torch.equal(both.dequantized(torch.float32), torch.cat([wanted, wanted]))
     assert isinstance(stacked([weight, random_weight(zeros=False)], torch.float32), torch.Tensor)
+
+
+def test_what_the_log_says_of_it() -> None:
+    weight = random_weight()
+    assert weight.description == "4-bit integers in groups of 32"
+    small_floats = dataclasses.replace(weight, bits=5, zeros=None, halves=True)
+    assert small_floats.description == "4-bit floats in groups of 32"
+    assert stacked([small_floats, small_floats], torch.float32).description == "4-bit floats in groups of 32"

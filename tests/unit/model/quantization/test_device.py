@@ -94,7 +94,7 @@ def pair(bits: int, size: int, seed: int, inner: int = 64) -> tuple[PackedWeight
         else:
             values = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, generator=generator)
         scales = torch.rand(outputs, -(-inputs // size), generator=generator) / 30
-        parts.append(PackedWeight(bits, values, scales, neighbours(inputs, size)))
+        parts.append(PackedWeight(bits, values, scales, neighbours(inputs, size), halves=bits == HALVES_BITS))
     return parts[0], parts[1]
 
 
