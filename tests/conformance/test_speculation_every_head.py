@@ -15,20 +15,7 @@ from tests.conformance.test_speculation import ASKED, FORM, requests
 from tests.fakes.made_heads import HEADS, OWN_LAYERS, MadeHeads
 from tests.fakes.masked_worker import forms, wide_table
 
-<<<<<<< HEAD
 pytestmark = pytest.mark.cases(one_in=11)
-=======
-pytestmark = pytest.mark.cases(one_in=5)
-HEADS = {
-    "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
-    "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
-    "peagle": lambda folder, seed: make_parallel_head(folder, seed, draft_vocab_size=100),
-    "dflash": lambda folder, seed: make_block_head(folder, seed, draft_vocab_size=100),
-    "medusa": make_medusa,
-    "mlp_speculator": make_mlp_speculator,
-}
-OWN_LAYERS = {"deepseek_mtp": make_mtp, "qwen3_next_mtp": make_qwen_mtp}
->>>>>>> 4935ba94 (Small floats are called so in the log; a type of the KV cache that nothing keeps is one clear line; duplicates go)
 KINDS = [*HEADS, *OWN_LAYERS]
 SEEDS = [0, 1, 2]
 ONE = {kind: SEEDS[place % len(SEEDS)] for place, kind in enumerate(KINDS)}

@@ -16,7 +16,7 @@ HEADS: dict[str, Callable[[Path, int], Path]] = {
     "eagle": lambda folder, seed: make_head(folder, "eagle", seed),
     "eagle3": lambda folder, seed: make_head(folder, "eagle3", seed, draft_vocab_size=100),
     "peagle": lambda folder, seed: make_parallel_head(folder, seed, draft_vocab_size=100),
-    "dflash": make_block_head,
+    "dflash": lambda folder, seed: make_block_head(folder, seed, draft_vocab_size=100),
     "medusa": make_medusa,
     "mlp_speculator": make_mlp_speculator,
     "draft_model": lambda folder, seed: make_checkpoint(folder, "LlamaForCausalLM", seed, num_hidden_layers=2),
