@@ -18,8 +18,8 @@ from tests.fakes.masked_worker import forms, wide_table
 pytestmark = pytest.mark.cases(one_in=11)
 KINDS = [*HEADS, *OWN_LAYERS]
 SEEDS = [0, 1, 2]
-ONE = {kind: SEEDS[place % len(SEEDS)] for place, kind in enumerate(KINDS)}
-"""Of each kind, the seed of tests that start many processes."""
+CASES = [*product(KINDS, SEEDS, [False]), *((kind, SEEDS[place % 3], True) for place, kind in enumerate(KINDS))]
+"""Kind, seed, and whether there are pipeline stages: one seed of each kind, as each case starts processes."""
 FEW = 7
 """KV cache blocks with which requests are preempted: the fewest that are allowed."""
 MORE = {"qwen3_next_mtp": 9}
@@ -67,9 +67,7 @@ def plain(grammar_of):
     return of
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(("kind", "seed", "staged"), CASES)
 def test_speculation_of_all_that_is_asked_for(made, plain, grammar_of, kind, seed, staged):
     """Greedy, sampled, penalised, scored, stopping, with a form."""
     target, asked = made(kind, seed)
@@ -87,9 +85,7 @@ def test_speculation_of_all_that_is_asked_for(made, plain, grammar_of, kind, see
     assert stats.drafts.num_draft_tokens > 20
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(("kind", "seed", "staged"), CASES)
 def test_speculation_finds_as_much_cached(made, grammar_of, kind, seed, staged):
     target, asked = made(kind, seed)
     rounds = [[one for one in requests(seed, number) if one.request_id != FORM] for number in range(2)]
@@ -99,9 +95,7 @@ def test_speculation_finds_as_much_cached(made, grammar_of, kind, seed, staged):
     assert drafted.prefix_cache_hits == without.prefix_cache_hits > 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed", "staged"), [*product(KINDS, SEEDS, [False]), *((kind, ONE[kind], True) for kind in KINDS)]
-)
+@pytest.mark.parametrize(("kind", "seed", "staged"), CASES)
 def test_speculation_goes_on_where_an_engine_was_killed(made, plain, kind, seed, staged):
     target, asked = made(kind, seed)
     wanted = [one for one in requests(seed) if one.request_id != FORM]
