@@ -23,7 +23,11 @@ PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical -
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
 NETWORK := tests/unit/model tests/unit/worker
-QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m "not (slow or model or browser or gpu or conformance or nightly)" --hypothesis-profile=quick
+# Tests write thousands of small files, which on a disk cost seconds, most of them when pytest deletes those of earlier
+# runs: in memory where there is room and libraries may be loaded from, which only keeps what failed.
+IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 { print "/dev/shm" }')
+IN_MEMORY := $(if $(IN_MEMORY),$(shell grep -q '^[^ ]* /dev/shm .*noexec' /proc/mounts || echo $(IN_MEMORY)))
+QUICK := $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) )OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest $(if $(IN_MEMORY),-o tmp_path_retention_policy=failed -o tmp_path_retention_count=1 )-m "not (slow or model or browser or gpu or conformance or nightly)" --hypothesis-profile=quick
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]
 

@@ -10,6 +10,7 @@ from pagemill.engine.process import CoreServer
 from pagemill.errors import PeerGoneError
 from pagemill.messages.core_calls import AddRequests, CallResult, CoreCall, EngineCall, EngineReport, FrontEndGone
 from pagemill.messages.engine_io import FinishReason
+from pagemill.transport import liveness, sockets
 from pagemill.transport.addresses import PrivateDirectory
 from pagemill.transport.codec import Codec
 from pagemill.transport.handshake import Hello, Role
@@ -24,6 +25,13 @@ class NoCore:
 
     def has_work(self):
         return False
+
+
+@pytest.fixture(autouse=True)
+def _pulses_come_fast(monkeypatch):
+    """Whoever waits for nothing else sees with the next pulse what has become of a connection."""
+    monkeypatch.setattr(liveness, "PULSE_S", 0.1)
+    monkeypatch.setattr(sockets, "PULSE_S", 0.1)
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_bfloat16_pairs_side_by_side(isa: str, gate: int, size: tuple[int, int])
     assert (stacked.struct.rows, stacked.out_features) == (rows, rows if gate == NO_GATE else rows // 2)
 
 
+@pytest.mark.cases(one_in=3)
 @GATES
 @SIZES
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=lambda kind: kind.name)

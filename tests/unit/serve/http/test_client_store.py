@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pagemill.errors import EngineOverloadedError
+from pagemill.serve.http import client_store
 from pagemill.serve.http.client_store import LEAST_BYTES, ClientStore
 from pagemill.serve.http.errors import NotKeptError
 
@@ -104,7 +105,8 @@ async def test_things_expire() -> None:
     assert names(store, ANN, "abc") == "a"
 
 
-async def test_things_expire_where_nobody_asks() -> None:
+async def test_things_expire_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_store, "LEAST_WAIT_S", 0.01)
     store = ClientStore(10 * LEAST_BYTES, 0.001)
     store.put_new(ANN, Thing("a"))
     async with asyncio.timeout(60):

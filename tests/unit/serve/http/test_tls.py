@@ -11,6 +11,7 @@ import pytest
 
 from pagemill.config.server_config import ServerConfig
 from pagemill.errors import ConfigError
+from pagemill.serve.http import server
 from pagemill.serve.http.server import bind_unix
 from pagemill.serve.http.tls import Tls
 from tests.fakes.certificates import ONE, TWO
@@ -18,6 +19,12 @@ from tests.fakes.engine import running_server, wait_until
 from tests.fakes.fake_core import FakeCore
 
 BODY = {"prompt": "ab", "max_tokens": 6}
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At handshakes that take too long, and whether there is a new certificate."""
+    monkeypatch.setattr(server, "TICKS_PER_SWEEP", 1)
 
 
 @pytest.fixture

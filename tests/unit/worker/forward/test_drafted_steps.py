@@ -41,7 +41,7 @@ SAMPLING = {
 }
 
 
-@pytest.mark.cases(one_in=6)
+@pytest.mark.cases(one_in=12)
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_rejection_sampling_draws_what_it_does_on_the_host(checkpoint, mode, sampling):

@@ -29,14 +29,13 @@ def guesses(monkeypatch):
 
 
 CASES = [
+    (make_mlp_speculator, "FULL_AND_PIECEWISE", {"temperature": 0.8, "seed": 5}),
     (make_medusa, "FULL_AND_PIECEWISE", {"temperature": 0.0}),
     (make_medusa, "PIECEWISE", {"temperature": 0.8, "seed": 5}),
-    (make_mlp_speculator, "FULL_AND_PIECEWISE", {"temperature": 0.8, "seed": 5}),
     (make_mlp_speculator, "NONE", {"temperature": 0.0}),
 ]
 
 
-@pytest.mark.cases(one_in=2)
 @pytest.mark.parametrize(("make", "mode", "sampling"), CASES)
 def test_they_guess_what_they_do_on_the_host(monkeypatch, checkpoint, guesses, tmp_path, make, mode, sampling):
     modes = note_modes(monkeypatch)

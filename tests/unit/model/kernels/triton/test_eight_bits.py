@@ -159,6 +159,7 @@ def test_choices_fit_every_shape(shape: Shape):
     assert len(set(MANY_CANDIDATES)) == len(MANY_CANDIDATES)
 
 
+@pytest.mark.cases(one_in=7)
 @pytest.mark.parametrize(("group", "dtype"), [(128, FP8), (128, torch.int8), (4096, torch.int8)])
 @pytest.mark.parametrize("size", [64, 200, 1024])
 @pytest.mark.parametrize("kind", ["plain", "residual", "float32 weight"])
