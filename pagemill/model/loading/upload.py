@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -86,10 +86,12 @@ def uploaded(
 ) -> Iterator[tuple[str, Tensor | Other]]:
     """The same in their order, tensors on a GPU. What has been yielded may still be under way on the current stream."""
     num_threads = max(1, min(MAX_THREADS, len(current_cpus()) or os.cpu_count() or 1))
+    # A new thread is on the first GPU, and would take memory there.
+    use_device = partial(torch.cuda.set_device, torch.cuda.current_device() if device.index is None else device)
     lane = _Lane(device)
     waiting: deque[tuple[str, Tensor | Other] | _Upload] = deque()
     ahead = 0
-    with ThreadPoolExecutor(num_threads, "upload") as pool:
+    with ThreadPoolExecutor(num_threads, "upload", use_device) as pool:
         for name, tensor in tensors:
             if isinstance(tensor, Tensor) and _in_pieces(tensor):
                 waiting.append(_begin(name, tensor, device, lane, pool))
