@@ -1,17 +1,18 @@
 """What drafts gain and cost: `LLM` with ngram and with suffix beside plain decoding, by turns, in a process each.
 
     PYTHONPATH=. python benchmarks/speculation.py [--model FOLDER] [--workloads editing quotes code random]
-        [--requests 1 8 64] [--methods ngram suffix] [--max-tokens 64] [--turns 3] [--drafts 8] [--fixed]
+        [--requests 1 8 64] [--each] [--methods ngram suffix] [--max-tokens 64] [--turns 3] [--drafts 8] [--fixed]
         [--cpu-time] [--llama FOLDER --llama-model FILE] [--draft FILE]
 
 Workloads are prompts in benchmarks/texts/speculation, which repeat when there are more requests than prompts: texts
-that are copied with a few changes, sentences that are quoted, code that is copied with a name changed, unrelated words.
-Outputs are greedy, but for those of `random`, which are sampled from all tokens at temperature 1 (a small model repeats
-itself otherwise). Whether the model does what a prompt asks is not checked: the mean acceptance length is what came of
-it. No proposer remembers former outputs, which would be the same text. Prompts are in the prefix cache, so that what is
-timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost. `--cpu-time`: CPU time of
-all processes of an engine, which computes with one thread, instead of the time that passes: for machines that others
-use too.
+that are copied with a few changes, sentences that are quoted, code that is copied with a name changed (and `code_more`:
+with other changes too), unrelated words. `--each`: not as many at once as `--requests` says, but each of them alone,
+one after the other. Outputs are greedy, but for those of `random`, which are sampled from all tokens at temperature 1
+(a small model repeats itself otherwise). Whether the model does what a prompt asks is not checked: the mean acceptance
+length is what came of it. No proposer remembers former outputs, which would be the same text. Prompts are in the prefix
+cache, so that what is timed is decoding and little else. `--fixed`: as many drafts as there are, whatever they cost.
+`--cpu-time`: CPU time of all processes of an engine, which computes with one thread, instead of the time that passes:
+for machines that others use too.
 
 With --llama, the folder of llama.cpp's programs (setup_peers.sh llama), these answer the first prompt of each workload
 where there is one request, as often as there are turns: plainly, in the lookup mode and, with --draft, with that model
@@ -54,6 +55,8 @@ class Job(NamedTuple):
     temperature: float
     max_tokens: int
     cpu_time: bool
+    each: bool
+    """One after the other."""
 
 
 class Answer(NamedTuple):
@@ -95,7 +98,11 @@ def serve(jobs: Connection, settings: dict[str, Any]) -> None:
         before = counts_of(llm)
         clock = cpu_seconds if job.cpu_time else time.perf_counter
         began = clock()
-        outputs = llm.generate(job.prompts, params, use_tqdm=False)
+        if job.each:
+            asked = zip(job.prompts, params, strict=True)
+            outputs = [output for prompt, param in asked for output in llm.generate([prompt], [param], use_tqdm=False)]
+        else:
+            outputs = llm.generate(job.prompts, params, use_tqdm=False)
         seconds = clock() - began
         changes = [now - then for now, then in zip(counts_of(llm), before, strict=True)]
         jobs.send(Answer([list(output.outputs[0].token_ids) for output in outputs], seconds, *changes))
@@ -181,7 +188,7 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
 def compare(engines: Sequence[Engine], workload: str, count: int, args: argparse.Namespace) -> list[str]:
     """The rows of one workload with so many requests."""
     temperature = 1.0 if workload == "random" else 0.0
-    job = Job(prompts_of(workload, count), temperature, args.max_tokens, args.cpu_time)
+    job = Job(prompts_of(workload, count), temperature, args.max_tokens, args.cpu_time, args.each)
     for engine in engines:  # prompts into the prefix cache
         engine.run(job._replace(max_tokens=1))
         engine.answers.clear()
@@ -190,12 +197,13 @@ def compare(engines: Sequence[Engine], workload: str, count: int, args: argparse
         outputs = [engine.run(job) for engine in (engines if turn % 2 == 0 else engines[::-1])]
         same = same and all(found == outputs[0] for found in outputs)
     plain, *others = engines
+    asked = f"{count} alone" if args.each else str(count)
     rows = []
     for engine in others:
         ratios = [mine / theirs for mine, theirs in zip(engine.speeds, plain.speeds, strict=True)]
         total = sum(answer.seconds for answer in plain.answers) / sum(answer.seconds for answer in engine.answers)
         rows.append(
-            f"| {workload} | {count} | {median(plain.speeds):.1f} | {engine.name} | {median(ratios):.2f} "
+            f"| {workload} | {asked} | {median(plain.speeds):.1f} | {engine.name} | {median(ratios):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f}) | {total:.3f} | {engine.guesses_per_token} | "
             f"{engine.acceptance_length} | "
             f"{'yes' if same else 'no'} |"
@@ -238,6 +246,7 @@ def main() -> None:
     parser.add_argument("--dtype")
     parser.add_argument("--workloads", nargs="+", default=["editing", "quotes", "code", "random"])
     parser.add_argument("--requests", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--each", action="store_true")
     parser.add_argument("--methods", nargs="+", default=["ngram", "suffix"])
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)

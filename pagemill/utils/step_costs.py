@@ -3,20 +3,18 @@ of what a step computes.
 """
 
 from bisect import bisect_left
-
-import numpy as np
-import numpy.typing as npt
-
-FloatArray = npt.NDArray[np.float64]
+from itertools import accumulate, pairwise
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512)
 """Numbers of tokens that have an estimate of their own; between them it is interpolated."""
-_KNOTS: FloatArray = np.array(KNOTS, np.float64)
 FIXED_TOKENS = 4.0
 """What a step costs however many tokens it has, in tokens: a guess, for numbers that were not seen yet. It is a low one
 for machines that wait for memory, so that a larger step is tried where much is won by it, and measured then."""
 MEMORY = 256
 """Steps after which an estimate that no step has confirmed is forgotten."""
+FIRST_MEMORY = 32
+"""The same for an estimate of a single step, which something else may have slowed; twice as many each time that it is
+forgotten, up to MEMORY."""
 SLOWEST_RATE = 0.12
 """Of the difference between what was measured and what was expected, what an estimate takes over in the end."""
 
@@ -32,8 +30,10 @@ class StepCosts:
         self._num_seen = [0] * len(KNOTS)
         """By knot; 0: nothing is known of it, or it was forgotten."""
         self._seen_at = [0] * len(KNOTS)
+        self._memories = [FIRST_MEMORY] * len(KNOTS)
+        """By knot: steps after which what one step said is forgotten."""
         self._num_steps = 0
-        self._known: FloatArray | None = None
+        self._known: list[float] | None = None
         """[KNOTS] estimates that never fall, for `seconds`; None: to be made of those above."""
 
     @property
@@ -65,31 +65,50 @@ class StepCosts:
                 self._num_seen[knot] += 1
                 self._seen_at[knot] = self._num_steps
 
-    def seconds(self, num_tokens: npt.ArrayLike) -> FloatArray:
-        """Of steps with so many tokens each; never less for more of them. In some unit, as long as nothing was
-        measured."""
+    def seconds(self, fewest: int, most: int) -> list[float]:
+        """[most - fewest + 1] of steps with `fewest` > 0 to `most` tokens; never less for more of them. In some unit,
+        as long as nothing was measured."""
         if self._known is None:
             self._fill()
-            self._known = np.maximum.accumulate(np.array(self._seconds))
-        asked = np.asarray(num_tokens, np.float64)
-        beyond = np.maximum(asked - KNOTS[-1], 0) / (KNOTS[-1] + FIXED_TOKENS)
-        found: FloatArray = np.interp(asked, _KNOTS, self._known) * (1 + beyond)
+            self._known = list(accumulate(self._seconds, max))
+        known = self._known
+        upper = bisect_left(KNOTS, fewest)
+        found = []
+        for count in range(fewest, min(most, KNOTS[-1]) + 1):
+            upper += KNOTS[upper] < count
+            if KNOTS[upper] == count:
+                found.append(known[upper])
+                continue
+            share = (count - KNOTS[upper - 1]) / (KNOTS[upper] - KNOTS[upper - 1])
+            found.append(known[upper - 1] + share * (known[upper] - known[upper - 1]))
+        per_token = known[-1] / (KNOTS[-1] + FIXED_TOKENS)
+        found += [(count + FIXED_TOKENS) * per_token for count in range(max(fewest, KNOTS[-1] + 1), most + 1)]
         return found
 
     def _is_known(self, knot: int) -> bool:
-        return self._num_seen[knot] > 0 and self._num_steps - self._seen_at[knot] < MEMORY
+        num_seen = self._num_seen[knot]
+        memory = MEMORY if num_seen > 1 else self._memories[knot]
+        return num_seen > 0 and self._num_steps - self._seen_at[knot] < memory
 
     def _fill(self) -> None:
         """Estimates for knots of which nothing is known: between two that are known on the line, elsewhere from the
         nearest one by FIXED_TOKENS."""
-        known = [knot for knot in range(len(KNOTS)) if self._is_known(knot)]
-        self._num_seen = [self._num_seen[knot] if self._is_known(knot) else 0 for knot in range(len(KNOTS))]
+        seconds = self._seconds
+        known = []
+        for knot, num_seen in enumerate(self._num_seen):
+            if self._is_known(knot):
+                known.append(knot)
+            elif num_seen:
+                self._num_seen[knot] = 0
+                if num_seen == 1:
+                    self._memories[knot] = min(2 * self._memories[knot], MEMORY)
         if not known:
             return
-        seconds = np.array(self._seconds)
-        first, last = known[0], known[-1]
-        filled = np.interp(_KNOTS, _KNOTS[known], seconds[known])
-        for end, outside in ((first, slice(0, first)), (last, slice(last + 1, None))):
+        for lower, upper in pairwise(known):
+            slope = (seconds[upper] - seconds[lower]) / (KNOTS[upper] - KNOTS[lower])
+            for knot in range(lower + 1, upper):
+                seconds[knot] = seconds[lower] + slope * (KNOTS[knot] - KNOTS[lower])
+        for end, outside in ((known[0], range(known[0])), (known[-1], range(known[-1] + 1, len(KNOTS)))):
             scale = seconds[end] / (KNOTS[end] + FIXED_TOKENS)
-            filled[outside] = scale * (_KNOTS[outside] + FIXED_TOKENS)
-        self._seconds = filled.tolist()
+            for knot in outside:
+                seconds[knot] = scale * (KNOTS[knot] + FIXED_TOKENS)

@@ -4,7 +4,6 @@ Rows that are verified together are summed by other kernels than a single one, s
 elsewhere, a greedy text is held against transformers, and most requests must be identical.
 """
 
-import numpy as np
 import pytest
 
 from pagemill import SamplingParams
@@ -222,7 +221,7 @@ def test_an_engine_that_is_told_counts_learns_what_drafts_cost(checkpoints):
     with make_llm(checkpoints.path(LLAMA), dtype="float32", spec_method="ngram", spec_tokens=5) as llm:
         tokens = run(llm, prompts, greedy(64))
         runner = llm._engine._client._core._executor._worker.runner
-        seconds = runner._drafts._adaptive.costs.seconds(np.array([1.0, 2.0]))
+        seconds = runner._drafts._adaptive.costs.seconds(1, 2)
     checkpoints.reference(LLAMA).check(prompts, tokens, "float32")
     assert share_equal(tokens, plain) == 1.0
     assert 0 < seconds[0] < 1

@@ -438,7 +438,7 @@ class Scheduler:
         if output.counts is not None:
             # Blocks that accepted drafts filled: the next step may let go of them, as it reads later ones. Those of
             # requests that end are shared when these are released.
-            goes_on = np.delete(new.slots, list(finished))
+            goes_on = np.delete(new.slots, list(finished)) if finished else new.slots
             computed = self._states.num_known[goes_on] - 1
             self._commit_full_blocks(goes_on, computed, computed)
         return new, finished

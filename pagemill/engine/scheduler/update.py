@@ -114,6 +114,9 @@ def _apply_several(
     num_known = states.num_known[of_token] + places
     stopped, failed = ends_at_once(states, of_token, token_ids, num_known)
     ends = stopped | failed | (num_known + 1 >= states.length_limit[of_token])
+    if not ends.any():
+        states.append_several(slots, counts, token_ids)
+        return SlotTokens(slots, token_ids, counts), {}
     first_end = np.minimum.reduceat(np.where(ends, places, len(token_ids)), starts)
     last = starts + np.minimum(first_end, counts - 1)
     kept = last - starts + 1 - failed[last]
@@ -131,9 +134,13 @@ def _why(index: int, token_ids: IntArray, stopped: BoolArray, failed: BoolArray)
 
 def check_counts(counts: Int32Array, least: int, most: IntArray | int, num_tokens: int) -> None:
     """Raise RuntimeError unless [L] counts of tokens are `least` to `most` each, and `num_tokens` together."""
-    if (counts < least).any() or (counts > most).any() or int(counts.sum()) != num_tokens:
+    found = counts.tolist()
+    allowed = [most] * len(found) if isinstance(most, int) else most.tolist()
+    if sum(found) != num_tokens or any(
+        not least <= count <= upper for count, upper in zip(found, allowed, strict=True)
+    ):
         raise RuntimeError(
-            f"the workers returned {num_tokens} tokens, {counts.tolist()} by slot; {least} to "
+            f"the workers returned {num_tokens} tokens, {found} by slot; {least} to "
             f"{most if isinstance(most, int) else most.tolist()} each are allowed"
         )
 
@@ -210,9 +217,9 @@ def drafts_by_slot(slots: IntArray, output: ModelRunnerOutput) -> Mapping[int, t
     verified = output.verified
     if verified is None:
         return NO_DRAFTS
-    some = np.flatnonzero(verified)
-    accepted = np.zeros(len(some), np.int32) if output.counts is None else output.counts[some] - 1
-    return dict(zip(slots[some].tolist(), zip(verified[some].tolist(), accepted.tolist(), strict=True), strict=True))
+    counts = [1] * len(slots) if output.counts is None else output.counts.tolist()
+    rows = zip(slots.tolist(), verified.tolist(), counts, strict=True)
+    return {slot: (num_drafts, count - 1) for slot, num_drafts, count in rows if num_drafts}
 
 
 def report(
@@ -232,15 +239,16 @@ def report(
     plain[list(finished)] = False
     if logprobs:
         plain &= ~np.isin(slots, list(logprobs))
+    slot_ids = slots.tolist()
     if drafts:
-        plain &= ~np.isin(slots, list(drafts))
+        plain &= np.array([slot not in drafts for slot in slot_ids], np.bool_)
     outputs = []
     starts = None if counts is None else np.cumsum(counts) - counts
     for row in np.flatnonzero(~plain).tolist():
-        request = states.occupant(int(slots[row]))
+        slot = slot_ids[row]
+        request = states.occupant(slot)
         start, count = (row, 1) if starts is None or counts is None else (int(starts[row]), int(counts[row]))
         tokens = token_ids[start : start + count].tolist()
-        slot = int(slots[row])
         output = _report_one(request, tokens, finished.get(row), bool(first[row]), logprobs.get(slot))
         if slot in drafts:
             output = _with_drafts(output, *drafts[slot])

@@ -141,7 +141,7 @@ def _load(path: Path) -> Library:
             releasing, "pm_decode_choose", ctypes.c_int, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT
         ),
         ngrams_extend=function(holding, "pm_ngrams_extend", None, _POINTER, _INT, _INT),
-        ngrams_find=function(holding, "pm_ngrams_find", _INT, _POINTER, _INT),
+        ngrams_find=function(holding, "pm_ngrams_find", _INT, _POINTER, _INT, _INT),
         trie_rehash=function(holding, "pm_trie_rehash", None, _POINTER),
         trie_extend=function(holding, "pm_trie_extend", _INT, _POINTER, _INT, _INT),
         trie_propose=function(

@@ -16,7 +16,6 @@ from pagemill.worker.batch.request_states import RequestStates
 logger = get_logger(__name__)
 
 BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 RATE = 0.2
 """What one guess weighs among those of its slot."""
@@ -39,24 +38,25 @@ FIRST_VERDICT = 500
 
 
 class AdaptiveCounts:
-    """Of S slots and at most K drafts each. All ranks of a replica decide the same if they are told the same times."""
+    """Of S slots and at most K drafts each. All ranks of a replica decide the same if they are told the same times.
+
+    What is known is in lists: there are few numbers, and a step of few requests takes little longer than to run some
+    tens of functions on arrays, which have left the caches since the step before.
+    """
 
     def __init__(self, states: RequestStates, max_drafts: int, costs: StepCosts | None = None) -> None:
         num_slots = len(states.num_tokens)
         self.costs = StepCosts() if costs is None else costs
         self._states = states
-        self._max_drafts = max_drafts
-        self._places = np.arange(max_drafts)
-        self._shared: FloatArray = np.full(max_drafts, FIRST_RATE)
+        self._shared = [FIRST_RATE] * max_drafts
         """[K] how often the draft at a place is right where those before it are, in all slots."""
-        self._rates: FloatArray = np.full((num_slots, max_drafts), FIRST_RATE)
-        """[S, K] the same, by slot."""
-        self._rests = np.zeros(num_slots, bool)
+        self._rates = [self._shared.copy() for _ in range(num_slots)]
+        """[S][K] the same, by slot."""
+        self._rests = [False] * num_slots
         """[S] whether a slot has no drafts because they are not worth it."""
-        self._guesses = np.zeros((num_slots, max_drafts), np.int32)
-        """[S, K] what was guessed and is not verified."""
-        self._num_guessed = np.zeros(num_slots, np.int32)
-        self._judged_at = np.zeros(num_slots, np.int32)
+        self._guesses: list[list[int]] = [[] for _ in range(num_slots)]
+        """[S] what was guessed and is not verified."""
+        self._judged_at = [0] * num_slots
         """[S] tokens of the slot with which its guess is judged; 0: it has none."""
         self._num_drafted_steps = 0
         self._num_idle_steps = 0
@@ -66,7 +66,7 @@ class AdaptiveCounts:
 
     def begin(self, slot: int) -> None:
         """A slot has another request."""
-        self._rates[slot] = self._shared
+        self._rates[slot] = self._shared.copy()
         self._num_idle_steps = 0
         self._rests[slot] = False
         self._judged_at[slot] = 0
@@ -77,8 +77,9 @@ class AdaptiveCounts:
 
     def verified(self, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
         """[L] drafts that slots verified, some of which may be none, and how many of them were right."""
-        had = num_drafts > 0
-        self._learn(slots[had], num_drafts[had], num_accepted[had])
+        for slot, count, right in zip(slots.tolist(), num_drafts.tolist(), num_accepted.tolist(), strict=True):
+            if count > 0:
+                self._learn(slot, count, right)
 
     def pauses(self) -> bool:
         """Whether nobody is to be asked for a guess after this step, nor told of what was sampled: steps had no drafts
@@ -88,13 +89,13 @@ class AdaptiveCounts:
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""
-        known = self._states.num_tokens[slots]
-        judged_at = self._judged_at[slots]
-        waits = (judged_at > known) & self._rests[slots]
-        judged = slots[(judged_at > 0) & (judged_at <= known)]
-        if len(judged):
-            self._judge(judged)
-        return ~waits
+        found = []
+        for slot, known in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), strict=True):
+            judged_at = self._judged_at[slot]
+            found.append(judged_at <= known or not self._rests[slot])
+            if 0 < judged_at <= known:
+                self._judge(slot)
+        return np.array(found, np.bool_)
 
     def choose(self, slots: Int32Array, guesses: list[Int32Array]) -> Int32Array:
         """[L] how many of the first tokens of their guess slots verify in the next step, in which all of them run.
@@ -102,91 +103,92 @@ class AdaptiveCounts:
         Drafts are ranked by how likely they are accepted, and as many of them are taken as make the expected number
         of tokens, over the expected time of the step, largest.
         """
-        most = np.array([len(ids) for ids in guesses], np.int32)
-        counts = np.zeros(len(slots), np.int32)
-        if most.any():
-            counts = self._best(slots, most)
+        rows = slots.tolist()
+        most = [len(ids) for ids in guesses]
+        counts = [0] * len(rows)
+        if any(most):
+            counts = self._best(rows, most)
             self._num_drafted_steps += 1
-            if not counts.any():
+            if not any(counts):
                 self._num_drafted_steps = 0
-                self._put_off(slots, guesses, most, counts)
-                return counts
+                self._put_off(rows, guesses, most, counts)
+                return np.array(counts, np.int32)
             self._num_idle_steps = 0
             if self._num_drafted_steps > PLAIN_EVERY:
                 self._num_drafted_steps = 0
-                counts[:] = 0
-                return counts
+                return np.zeros(len(rows), np.int32)
         else:
             self._num_drafted_steps = 0
-        if self._rests[slots].any() or (most > counts).any():
-            self._put_off(slots, guesses, most, counts)
+        if counts != most or any(self._rests[slot] for slot in rows):
+            self._put_off(rows, guesses, most, counts)
+        return np.array(counts, np.int32)
+
+    def _best(self, slots: list[int], most: list[int]) -> list[int]:
+        drafts = []
+        for row, slot in enumerate(slots):
+            chance = 1.0
+            for rate in self._rates[slot][: most[row]]:
+                chance *= rate
+                drafts.append((-chance, row))
+        drafts.sort()
+        seconds = self.costs.seconds(len(slots), len(slots) + len(drafts))
+        tokens = float(len(slots))
+        fastest = LEAST_GAIN * tokens / seconds[0]
+        best = 0
+        for count, (chance, _) in enumerate(drafts, 1):
+            tokens -= chance
+            if tokens > fastest * seconds[count]:
+                fastest = tokens / seconds[count]
+                best = count
+        counts = [0] * len(slots)
+        for _, row in drafts[:best]:
+            counts[row] += 1
         return counts
 
-    def _best(self, slots: Int32Array, most: Int32Array) -> Int32Array:
-        num_rows = len(slots)
-        likely = np.cumprod(self._rates[slots], axis=1)
-        rows, places = np.nonzero(self._places < most[:, None])
-        chances = likely[rows, places]
-        order = np.argsort(-chances, kind="stable")
-        tokens = num_rows + np.append(0.0, np.cumsum(chances[order]))
-        speeds = tokens / self.costs.seconds(num_rows + np.arange(len(tokens)))
-        best = int(speeds.argmax())
-        if speeds[best] < speeds[0] * LEAST_GAIN:
-            best = 0
-        found: Int32Array = np.bincount(rows[order[:best]], minlength=num_rows).astype(np.int32)
-        return found
-
-    def _put_off(self, slots: Int32Array, guesses: list[Int32Array], most: Int32Array, counts: Int32Array) -> None:
+    def _put_off(self, slots: list[int], guesses: list[Int32Array], most: list[int], counts: list[int]) -> None:
         """Slots that verify nothing though they have a guess rest, and those that rested and verify none go on; a
         guess of theirs is kept until its tokens are known."""
-        known = self._states.num_tokens[slots]
-        for row, slot in enumerate(slots.tolist()):
+        known = self._states.num_tokens
+        for row, slot in enumerate(slots):
             if counts[row]:
                 self._rests[slot] = False
                 self._judged_at[slot] = 0
             elif most[row]:
                 self._rests[slot] = True
-                if self._judged_at[slot] <= known[row]:
-                    self._guesses[slot, : most[row]] = guesses[row]
-                    self._num_guessed[slot] = most[row]
-                    self._judged_at[slot] = known[row] + most[row]
-            elif self._rests[slot] and self._judged_at[slot] <= known[row]:
-                self._num_guessed[slot] = 0
-                self._judged_at[slot] = known[row] + PATIENCE
+                if self._judged_at[slot] <= known[slot]:
+                    self._guesses[slot] = guesses[row].tolist()
+                    self._judged_at[slot] = int(known[slot]) + most[row]
+            elif self._rests[slot] and self._judged_at[slot] <= known[slot]:
+                self._guesses[slot] = []
+                self._judged_at[slot] = int(known[slot]) + PATIENCE
 
-    def _judge(self, slots: Int32Array) -> None:
-        """Compare guesses with the tokens that came, all of which are known."""
-        num_guessed = self._num_guessed[slots]
-        starts = self._judged_at[slots] - num_guessed
-        self._judged_at[slots] = 0
-        asked = num_guessed > 0
-        slots, num_guessed, starts = slots[asked], num_guessed[asked], starts[asked]
-        if not len(slots):
+    def _judge(self, slot: int) -> None:
+        """Compare a guess with the tokens that came, all of which are known."""
+        guess = self._guesses[slot]
+        end = self._judged_at[slot]
+        self._judged_at[slot] = 0
+        if not guess:
             return
-        token_ids = self._states.token_ids
-        positions = np.minimum(starts[:, None] + self._places, token_ids.shape[1] - 1)
-        right = token_ids[slots[:, None], positions] == self._guesses[slots]
-        right &= self._places < num_guessed[:, None]
-        num_right = np.minimum.accumulate(right, axis=1).sum(axis=1)
-        self._learn(slots, num_guessed, num_right.astype(np.int32))
+        came = self._states.token_ids[slot, end - len(guess) : end].tolist()
+        right = 0
+        while right < len(guess) and came[right] == guess[right]:
+            right += 1
+        self._learn(slot, len(guess), right)
 
-    def _learn(self, slots: Int32Array, num_drafts: Int32Array, num_right: Int32Array) -> None:
-        """[L] of `num_drafts` > 0 guesses of a slot, the first `num_right` were right."""
-        if not len(slots):
-            return
-        places = self._places
-        right = places < num_right[:, None]
-        reached = (places < num_drafts[:, None]) & (places <= num_right[:, None])
-        rates = self._rates[slots]
-        learnt = np.where(reached, rates + RATE * (right - rates), rates)
-        # A place that nobody tries is taken, in time, for as good as the one before it.
-        untried = (places >= num_drafts[:, None]) & (num_right == num_drafts)[:, None] & (places > 0)
-        before = np.concatenate((learnt[:, :1], learnt[:, :-1]), axis=1)
-        self._rates[slots] = np.where(untried, learnt + RATE / 4 * (before - learnt), learnt)
-        counts = reached.sum(axis=0)
-        means = (reached & right).sum(axis=0) / np.maximum(counts, 1)
-        self._shared += (1 - (1 - SHARED_RATE) ** counts) * (means - self._shared)
-        self._note_share(int(num_drafts.sum()), int(num_right.sum()))
+    def _learn(self, slot: int, num_drafts: int, num_right: int) -> None:
+        """Of `num_drafts` > 0 guesses of a slot, the first `num_right` were right."""
+        rates, shared = self._rates[slot], self._shared
+        if num_right == num_drafts:
+            # A place that nobody tries is taken, in time, for as good as the one before it.
+            for place in range(len(rates) - 1, num_drafts, -1):
+                rates[place] += RATE / 4 * (rates[place - 1] - rates[place])
+        for place in range(min(num_right + 1, num_drafts)):
+            right = float(place < num_right)
+            rates[place] += RATE * (right - rates[place])
+            shared[place] += SHARED_RATE * (right - shared[place])
+        if num_right == num_drafts < len(rates):
+            rates[num_drafts] += RATE / 4 * (rates[num_drafts - 1] - rates[num_drafts])
+        self._note_share(num_drafts, num_right)
 
     def _note_share(self, num_drafts: int, num_right: int) -> None:
         self._num_judged += num_drafts

@@ -8,6 +8,11 @@ import numpy as np
 from pagemill.messages.step import Int32Array
 
 _EMPTY = np.zeros(0, np.int32)
+_COMPARED = 32
+_NEAR = 3
+_SEEN = 8
+_ALIKE = 6
+"""As in token_index.cpp."""
 MAX_DRAFT = 64
 """Tokens that a trie proposes at most."""
 
@@ -40,14 +45,33 @@ class PythonNgramIndex:
                 self._ends[text[4 * (end - length) : 4 * end]] = end
         self._count = count
 
-    def find(self) -> int:
+    def find(self, copied: int = 0) -> int:
         """As `NgramIndex.find`."""
         for length in self._lengths:
             if length < self._count:
                 end = self._ends.get(self._text[self._count - length : self._count].tobytes())
                 if end is not None:
-                    return end
-        return 0
+                    return copied if copied and self._common(copied) > self._common(end) else end
+        return self._resume(copied) if copied else 0
+
+    def _common(self, place: int) -> int:
+        """Tokens before a place that are the last ones, counted from the end."""
+        length = 0
+        text = self._text
+        while length < min(_COMPARED, place) and text[place - 1 - length] == text[self._count - 1 - length]:
+            length += 1
+        return length
+
+    def _resume(self, copied: int) -> int:
+        """Where a copy goes on that differs from what it copies; 0: it does not."""
+        text = self._text
+        for away in range(_NEAR + 1):
+            for place in (copied + away, copied - away):
+                if 0 < place < self._count and text[place - 1] == text[self._count - 1]:
+                    return place
+        seen = min(_SEEN, copied)
+        alike = text[copied - seen : copied] == text[self._count - seen : self._count]
+        return copied if int(alike.sum()) >= _ALIKE else 0
 
 
 class PythonTokenTrie:

@@ -3,19 +3,24 @@ request (prompt lookup decoding, Saxena 2023). Knows no model."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pagemill.errors import ConfigError
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.spec_decode.index_reference import PythonNgramIndex
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 from pagemill.worker.spec_decode.token_index import NgramIndex, ngram_index
 
+REMEMBERED = 16
+"""Tokens after which it is forgotten what a text copied, where it was not found again."""
 LONGEST = 32
 """Tokens that may be looked for: each length takes 8 to 16 bytes for each token of a text."""
 
 
 class NgramProposer(Proposer):
-    """The longest match counts, and of several places the last. A guess costs a look for each length, however long the
-    text is; the index grows with the slot's tokens."""
+    """The longest match counts, and of several places the one that the text copies already, or the last. A copy goes on
+    where it differs in a few tokens. A guess costs a look for each length, however long the text is; the index grows
+    with the slot's tokens."""
 
     def __init__(self, context: ProposerContext) -> None:
         """Raises ConfigError for lengths that cannot be looked for."""
@@ -31,16 +36,20 @@ class NgramProposer(Proposer):
         self._max_drafts = context.max_drafts
         self._indexes: list[NgramIndex | PythonNgramIndex | None] = [None] * len(context.states.num_tokens)
         """By slot; None: nothing is known of its tokens yet."""
+        self._copies = [(0, 0)] * len(self._indexes)
+        """By slot: how many tokens before its end it found what it may copy, and how many tokens it had then."""
 
     def begin(self, new: NewRequest) -> None:
         """Its tokens are read when something is proposed."""
         self._indexes[new.slot] = None
+        self._copies[new.slot] = (0, 0)
 
     def replace(self, slot: int, position: int) -> None:
         """The index begins anew where it has tokens that are no more."""
         index = self._indexes[slot]
         if index is not None and position < index.num_tokens:
             self._indexes[slot] = None
+            self._copies[slot] = (0, 0)
 
     def end(self, slot: int) -> None:
         """Its memory is free."""
@@ -56,6 +65,13 @@ class NgramProposer(Proposer):
                 index = self._indexes[slot] = ngram_index(self._shortest, self._longest)
                 index.restart(token_ids[slot])
             index.extend(count)
-            start = index.find() or count
-            found.append(token_ids[slot, start : min(start + self._max_drafts, count)].copy())
+            distance, found_at = self._copies[slot]
+            start = index.find(count - distance if distance and count - found_at <= REMEMBERED else 0)
+            if not start:
+                found.append(token_ids[slot, :0])
+                continue
+            self._copies[slot] = (count - start, count)
+            guess = token_ids[slot, start : min(start + self._max_drafts, count)]
+            # A text that repeats its last tokens is taken to go on with that.
+            found.append(guess.copy() if len(guess) == self._max_drafts else np.resize(guess, self._max_drafts))
         return found

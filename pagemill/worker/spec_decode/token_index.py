@@ -55,9 +55,14 @@ class NgramIndex:
         self._library.ngrams_extend(self._address, begin, count)
         self._count = count
 
-    def find(self) -> int:
-        """Where the tokens go on that followed the longest of the last tokens when they were seen last; 0: never."""
-        return self._library.ngrams_find(self._address, self._count)
+    def find(self, copied: int = 0) -> int:
+        """Where the tokens go on that followed the longest of the last tokens when they were seen last; 0: never.
+
+        `copied`, less than the tokens there are: where the text goes on if it still copies what it copied before; 0: it
+        did not. That counts where more of the tokens before it are the last ones; and where these were never seen
+        together, a place near it that follows the same token, or itself, where few of the tokens before it differ.
+        """
+        return self._library.ngrams_find(self._address, self._count, copied)
 
     def _grow(self, count: int) -> None:
         bits = max(_FEWEST, 2 * count - 1).bit_length() + 1

@@ -2,10 +2,15 @@
 #include "token_index.h"
 
 #include <cstring>
+#include <initializer_list>
 
 namespace {
 
 constexpr int64_t MAX_DRAFT = 64;
+constexpr int64_t COMPARED = 32;  // tokens before two places, at most, by which one of them is chosen
+constexpr int64_t NEAR = 3;       // tokens by which a copy may have become longer or shorter where it differs
+constexpr int64_t SEEN = 8;       // tokens before a place, of which
+constexpr int64_t ALIKE = 6;      // so many are those of the copy, if it is one still
 
 uint64_t mix(uint64_t value) {
   value ^= value >> 32;
@@ -128,6 +133,25 @@ int64_t likely(const PmTrie& trie, Place place, int64_t total, int64_t limit, do
   return length;
 }
 
+// Tokens before two places that are equal, counted from the end.
+int64_t common(const int32_t* text, int64_t place, int64_t count) {
+  int64_t length = 0;
+  while (length < COMPARED && length < place && text[place - 1 - length] == text[count - 1 - length]) ++length;
+  return length;
+}
+
+// Where a copy goes on that differs from what it copies: see pm_ngrams_find.
+int64_t resume(const int32_t* text, int64_t count, int64_t copied) {
+  for (int64_t away = 0; away <= NEAR; ++away) {
+    for (const int64_t place : {copied + away, copied - away}) {
+      if (place > 0 && place < count && text[place - 1] == text[count - 1]) return place;
+    }
+  }
+  int64_t alike = 0;
+  for (int64_t back = 1; back <= SEEN && back <= copied; ++back) alike += text[copied - back] == text[count - back];
+  return alike >= ALIKE ? copied : 0;
+}
+
 }  // namespace
 
 void pm_ngrams_extend(const PmNgrams* table, int64_t begin, int64_t end) {
@@ -138,12 +162,13 @@ void pm_ngrams_extend(const PmNgrams* table, int64_t begin, int64_t end) {
   }
 }
 
-int64_t pm_ngrams_find(const PmNgrams* table, int64_t count) {
+int64_t pm_ngrams_find(const PmNgrams* table, int64_t count, int64_t copied) {
   for (int64_t length = table->longest < count ? table->longest : count - 1; length >= table->shortest; --length) {
     const int32_t end = *gram_place(*table, table->text + count - length, length);
-    if (end) return end;
+    if (!end) continue;
+    return copied && common(table->text, copied, count) > common(table->text, end, count) ? copied : end;
   }
-  return 0;
+  return copied ? resume(table->text, count, copied) : 0;
 }
 
 void pm_trie_rehash(const PmTrie* trie) {

@@ -41,8 +41,11 @@ struct PmTrie {
 
 // The grams that end in [begin, end), each followed by a token that is known.
 PM_EXPORT void pm_ngrams_extend(const PmNgrams* table, int64_t begin, int64_t end);
-// Where the longest of the last tokens of text[:count] was seen last, with what followed it: the place after it; 0: no.
-PM_EXPORT int64_t pm_ngrams_find(const PmNgrams* table, int64_t count);
+// Where the text may go on as it did before: behind the longest of the last tokens of text[:count] where that was seen
+// last; 0: nowhere. `copied`, below count: where it would go on if it still copied what it copied before; 0: it did not.
+// That counts where more tokens before it are the last ones, and where these were never seen together: a place near it
+// then, behind the same last token, or itself, where it differs in a few tokens only.
+PM_EXPORT int64_t pm_ngrams_find(const PmNgrams* table, int64_t count, int64_t copied);
 // Finds the nodes by an empty table again, after it grew. Roots, which have no parent, are in none.
 PM_EXPORT void pm_trie_rehash(const PmTrie* trie);
 // Adds tokens up to text[:count]; how many are in, which is less where there is no node left.

@@ -41,7 +41,8 @@ def proposed(states, proposer, slot, tokens):
         ([1, 2, 7, 8, 9, 1, 2], [7, 8, 9]),
         ([1, 2, 7, 1, 2, 8, 9, 1, 2], [8, 9, 1]),
         ([3, 1, 2, 7, 9, 4, 1, 2, 8, 9, 3, 1, 2], [7, 9, 4]),
-        ([4, 4, 4], [4]),
+        ([4, 4, 4], [4, 4, 4]),
+        ([9, 1, 2, 1, 2, 1, 2], [1, 2, 1]),
         ([2, 7], []),
     ],
 )
@@ -67,6 +68,50 @@ def test_a_text_that_grows_proposes_what_it_would_as_a_whole():
     for count in [5, 6, 7, 90, 91, 200, 390]:
         whole = proposer_of(states)
         assert proposed(states, growing, 0, tokens[:count]) == proposed(states, whole, 1, tokens[:count])
+
+
+COPIED = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
+
+
+@pytest.mark.parametrize(
+    ("came", "expected"),
+    [
+        ([14, 15, 16, 17, 18, 19], [20, 21, 22]),
+        ([14, 15, 16, 17, 18, 99], [20, 21, 22]),  # another token
+        ([14, 15, 16, 17, 18, 99, 20], [21, 22, 98]),
+        ([14, 15, 16, 17, 18, 20], [21, 22, 98]),  # one is left out
+        ([14, 15, 16, 17, 18, 99, 19], [20, 21, 22]),  # one more
+        ([14, 15, 16, 17, 18, 99, 97], [21, 22, 98]),  # two others
+        ([14, 15, 16, 17, 18, 99, 97, 96], []),
+    ],
+)
+def test_a_copy_goes_on_behind_what_was_edited(came, expected):
+    states = RequestStates(1, 64)
+    proposer = proposer_of(states)
+    head = [*COPIED, 98, 11, 12, 13]
+    assert proposed(states, proposer, 0, head) == [14, 15, 16]
+    for count in range(1, len(came)):
+        proposed(states, proposer, 0, [*head, *came[:count]])
+    assert proposed(states, proposer, 0, [*head, *came]) == expected
+
+
+def test_what_is_copied_counts_more_than_what_was_said_last():
+    states = RequestStates(1, 64)
+    proposer = proposer_of(states)
+    text = [1, 2, 3, 4, 5, 6, 70, 71, 3, 4, 5, 6, 80, 81, 1, 2, 3]
+    assert proposed(states, proposer, 0, text) == [4, 5, 6]
+    assert proposed(states, proposer, 0, [*text, 4, 5, 6]) == [70, 71, 3]
+    proposer.begin(new_request(0, []))
+    assert proposed(states, proposer, 0, [*text, 4, 5, 6]) == [80, 81, 1]
+
+
+def test_what_was_copied_long_ago_is_forgotten():
+    states = RequestStates(1, 128)
+    proposer = proposer_of(states)
+    head = [*COPIED, *range(30, 60), 11, 12, 13]
+    assert proposed(states, proposer, 0, head) == [14, 15, 16]
+    text = [*head, *range(70, 70 + ngram.REMEMBERED), 30]
+    assert proposed(states, proposer, 0, text) == []
 
 
 def test_another_request_and_other_tokens_begin_anew():

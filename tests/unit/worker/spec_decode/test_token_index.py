@@ -51,6 +51,21 @@ def test_the_longest_and_latest_match_is_found(kind, tokens, parts, shortest, mo
         assert index.find() == searched(tokens[:count], shortest, shortest + more)
 
 
+@settings(max_examples=examples(60), deadline=None)
+@given(tokens=TOKENS.filter(lambda tokens: len(tokens) > 1), data=st.data())
+def test_both_kinds_follow_the_same_copy(tokens, data):
+    text = np.array(tokens, np.int32)
+    copied = data.draw(st.integers(0, len(tokens) - 1))
+    found = []
+    for kind, _ in (kind.values[0] for kind in KINDS):
+        index = kind(2, 4)
+        index.restart(text)
+        index.extend(len(tokens))
+        found.append(index.find(copied))
+    assert found[0] == found[1]
+    assert 0 <= found[0] < len(tokens)
+
+
 def occurrences(tokens, string):
     """Where the string goes on, wherever it is."""
     size = len(string)
