@@ -16,7 +16,7 @@ for machines that others use too.
 
 With --llama, the folder of llama.cpp's programs (setup_peers.sh llama), these answer the first prompt of each workload
 where there is one request, as often as there are turns: plainly, in the lookup mode and, with --draft, with that model
-as the draft. `--methods draft_model` proposes with it here.
+as the draft. `--methods draft_model` proposes with it here; `--methods default` is what there is where nothing is said.
 
 Printed are tokens a second of plain decoding (median of turns), the median of the ratios within a turn with the
 smallest and the largest, the ratio of the times of all turns together, and tokens per verified guess (1: none was
@@ -45,6 +45,7 @@ from pagemill.artifacts.describe import locate
 TEXTS = Path(__file__).parent / "texts/speculation"
 SEPARATOR = "=====\n"
 PLAIN = "plain"
+DEFAULT = "default"
 COUNTERS = {"vllm:spec_decode_num_drafts": "num_drafts", "vllm:spec_decode_num_accepted_tokens": "num_accepted"}
 
 
@@ -176,6 +177,9 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
         common["dtype"] = args.dtype
     engines = [Engine(PLAIN, common | {"speculative_config": {"method": "none"}})]
     for method in args.methods:
+        if method == DEFAULT:
+            engines.append(Engine(method, common))
+            continue
         asked = {"method": method, "num_speculative_tokens": args.drafts, "adaptive": not args.fixed}
         if method == "suffix":
             asked["suffix_decoding_max_cached_requests"] = 0

@@ -60,6 +60,8 @@ class AdaptiveCounts:
         """[S] tokens of the slot with which its guess is judged; 0: it has none."""
         self._num_drafted_steps = 0
         self._num_idle_steps = 0
+        self.paused = False
+        """Whether nobody was asked after the last step."""
         self._num_judged = 0
         self._share_right = FIRST_RATE
         self._said_collapse = False
@@ -85,7 +87,8 @@ class AdaptiveCounts:
         """Whether nobody is to be asked for a guess after this step, nor told of what was sampled: steps had no drafts
         for long, and asking takes time. To be called for each step."""
         self._num_idle_steps += 1
-        return self._num_idle_steps > IDLE_STEPS and self._num_idle_steps % PATIENCE > 0
+        self.paused = self._num_idle_steps > IDLE_STEPS and self._num_idle_steps % PATIENCE > 0
+        return self.paused
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""

@@ -127,8 +127,8 @@ class SlotDrafts:
         """A step of so many tokens is done, and so many of them are sampled from. One with others, of prompts, says
         nothing of what drafts cost."""
         seconds, self._step_s = self._step_s, 0.0
-        if self._adaptive is None or num_tokens != num_rows:
-            return
+        if self._adaptive is None or self._adaptive.paused or num_tokens != num_rows:
+            return  # of steps in which nobody is asked, those between tell as much
         if self._ranks.size > 1:
             seconds = float(self._ranks.all_reduce(torch.tensor([seconds], dtype=torch.float32))[0])
         self._adaptive.costs.add(num_tokens, seconds)

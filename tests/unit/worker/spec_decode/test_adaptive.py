@@ -258,3 +258,16 @@ def test_drafts_that_are_verified_end_the_pause():
         sim.step()
     assert sim.counts.any()
     assert not sim.adaptive.pauses()
+
+
+def test_steps_after_which_nobody_is_asked_are_not_measured():
+    states = RequestStates(2, 2000)
+    drafts = drafts_of(states)
+    steps = IDLE_STEPS + 10 * PATIENCE
+    asked = 0
+    for _ in range(steps):
+        with drafts.timed():
+            pass
+        asked += not drafts._adaptive.pauses()
+        drafts.computed(num_tokens=2, num_rows=2)
+    assert drafts._adaptive.costs.num_steps == asked == IDLE_STEPS + 10
