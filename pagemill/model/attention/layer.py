@@ -102,9 +102,8 @@ class Attention(nn.Module):
         return self.backend.metadata_builder(self.spec, device)
 
     def native(self) -> Layer | None:
-        """The layer as native code takes it; None where another kind of backend runs, or another layer's cache is
-        read."""
-        return self._impl.native() if self.kv_owner is None else None
+        """The layer as native code takes it; None where another kind of backend runs."""
+        return self._impl.native()
 
     def write_target(self) -> KVTarget | None:
         """Where this step's keys and values go, when a kernel before attention may write them there; None: `forward`

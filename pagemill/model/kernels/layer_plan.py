@@ -5,9 +5,9 @@ Knows operations on numbered buffers; nothing about models. Everything is bfloat
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,10 +26,16 @@ LOOK_UP = 7
 SCALE = 8
 EMBED = 9
 GATE = 10
+MULTIPLY = 11
+NORM_PARTS = 12
 PLAN_GATES = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 """As PmGate in cpu/kernels.h."""
 NO_BUFFER = -1
 MIN_CAPACITY = 64
+
+
+LookUp: TypeAlias = Callable[[Tensor], Tensor]
+"""[T] int64 token ids -> [T, n] bfloat16, contiguous."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,12 @@ class AttentionParts:
     cache: Tensor | None
     rope: tuple[Tensor, Tensor] | None
     """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
-    query_norm: NormWeight | None = None
-    key_norm: NormWeight | None = None
+    norms: tuple[NormWeight | None, NormWeight | None, NormWeight | None] = (None, None, None)
+    """Of query, key and value, all of one epsilon, and of weights of one type."""
+    key_is_value: bool = False
+    """Whether values are keys, before their norm; there is room for them behind the keys."""
+    shared: bool = False
+    """Whether there are queries only, and the cache is another layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +114,9 @@ class PlanBuilder:
         sums = self.buffer(total, len(norm.weight))
         return self._norm(source, norm, out, residual, sums), sums
 
-    def linear(self, source: int, packed: PackedLinear, out: str) -> int:
-        """A linear layer, its gate included."""
-        target = self.buffer(out, packed.out_features)
+    def linear(self, source: int, packed: PackedLinear, out: str, width: int | None = None) -> int:
+        """A linear layer, its gate included, to the first elements of a buffer that may be wider."""
+        target = self.buffer(out, width or packed.out_features)
         self._linear(source, packed, target, torch.bfloat16)
         return target
 
@@ -124,14 +134,18 @@ class PlanBuilder:
         else:
             self._kept.append(cache)
             place |= _cache_place(cache)
-        norms = [norm for norm in (parts.query_norm, parts.key_norm) if norm is not None]
+        norms = [norm for norm in parts.norms if norm is not None]
+        first, second, third = (norm.weight.data_ptr() if norm else None for norm in parts.norms)
         self._kept += [norm.weight for norm in norms]
         self._add(
             PREPARE,
             qkv,
             NO_BUFFER,
-            weight=parts.query_norm.weight.data_ptr() if parts.query_norm else None,
-            second_weight=parts.key_norm.weight.data_ptr() if parts.key_norm else None,
+            weight=first,
+            second_weight=second,
+            third_weight=third,
+            key_is_value=parts.key_is_value,
+            shared=parts.shared,
             weight_dtype=DTYPES[norms[0].weight.dtype] if norms else 0,
             eps=norms[0].eps if norms else 0.0,
             **_tables(parts.rope),
@@ -151,6 +165,20 @@ class PlanBuilder:
         """source * factor -> out. It is not what a norm gave."""
         target = self.buffer(out, self._widths[source])
         self._add(SCALE, source, target, out_dtype=DTYPES[torch.bfloat16], factor=factor)
+        return target
+
+    def multiply(self, source: int, other: int, column: int, out: str) -> int:
+        """source * elements of another buffer from `column` on -> out. Neither is what a norm gave."""
+        target = self.buffer(out, self._widths[source])
+        self._add(MULTIPLY, source, target, residual_in=other, columns=column)
+        return target
+
+    def norm_parts(self, source: int, norm: NormWeight, out: str) -> int:
+        """The RMS norm of each part of a buffer that is as long as the weight -> out, which is no norm's buffer."""
+        target = self.buffer(out, self._widths[source])
+        self._kept.append(norm.weight)
+        details = {"weight": norm.weight.data_ptr(), "weight_dtype": DTYPES[norm.weight.dtype], "eps": norm.eps}
+        self._add(NORM_PARTS, source, target, columns=len(norm.weight), **details)
         return target
 
     def look_up(self, table: Tensor, out: str) -> int:
@@ -276,6 +304,8 @@ class LayerPlan:
         self._capacity = 0
         self._num_logits = 0
         self._buffers: list[Tensor] = []
+        self.look_ups: dict[int, LookUp] = {}
+        """Buffers that the caller of `run` gives, beside what it embeds: what makes them of tokens."""
         self._batches = (ctypes.c_void_p * max(len(groups), 1))()
 
     @property
@@ -297,11 +327,16 @@ class LayerPlan:
                     setattr(self.ops[number], name, value)
 
     def run(
-        self, source: Tensor | StepTokens, positions: Tensor, batches: list[int], wanted: Tensor | None = None
+        self,
+        source: Tensor | StepTokens,
+        positions: Tensor,
+        batches: list[int],
+        wanted: Tensor | None = None,
+        looked_up: Sequence[Tensor] = (),
     ) -> Tensor:
         """[T, E] embedded tokens, or the tokens where the plan embeds them, [T] int64, the address of a native Batch
         per attention layer -> [T, E]. With `wanted`, [L] int64, ascending, only these rows of the result are sure to be
-        computed.
+        computed. `looked_up`: what the `look_ups` have made of the tokens, [T, n] each.
 
         Raises MemoryError.
         """
@@ -310,12 +345,14 @@ class LayerPlan:
         self.reserve(num_tokens)
         if places.given_late:
             wanted = None
-        own_source = self.addresses[places.source]
         tokens = source if isinstance(source, StepTokens) else None
+        # Nothing writes to what is given, so it is read where it is.
+        given = dict(zip(self.look_ups, looked_up, strict=True))
         if isinstance(source, Tensor):
-            # Nothing writes to it, so it is read where it is.
-            source = source.contiguous()
-            self.addresses[places.source] = source.data_ptr()
+            given[places.source] = source = source.contiguous()
+        own = {buffer: self.addresses[buffer] for buffer in given}
+        for buffer, tensor in given.items():
+            self.addresses[buffer] = tensor.data_ptr()
         for index, address in enumerate(batches):
             self._batches[index] = address
         run = Run(
@@ -333,7 +370,8 @@ class LayerPlan:
         failed = loaded_library().run_plan(
             ctypes.addressof(self.ops), self.num_layer_ops, ctypes.addressof(run), torch.get_num_threads()
         )
-        self.addresses[places.source] = own_source
+        for buffer, before in own.items():
+            self.addresses[buffer] = before
         if failed:
             raise MemoryError("no memory for the working space of a step")
         return self._buffers[places.result][:num_tokens]

@@ -294,7 +294,8 @@ class CausalLM(GivesHidden):
         if plan.keeps_nothing:
             plan.reserve_keys(steps[0].num_blocks, steps[0].common.block_size)
         source = plan_source(self.network, inputs, positions)
-        hidden = plan.run(source, positions, [step.address for step in steps], rows)
+        looked_up = [look_up(inputs) for look_up in plan.look_ups.values()]
+        hidden = plan.run(source, positions, [step.address for step in steps], rows, looked_up)
         result = hidden if rows is None else hidden.index_select(0, rows)
         if not plan.places.given:
             return result
@@ -320,6 +321,8 @@ class CausalLM(GivesHidden):
             raise NotPlannable(self._no_plan)
         if plan.places.logits is None:
             raise NotPlannable("the output head has no native form, or its logits are capped")
+        if plan.look_ups:
+            raise NotPlannable("tokens have vectors besides their embeddings")
         embedding = self.embed_tokens.native()
         if embedding is None:
             raise NotPlannable("the embedding has no native form")

@@ -183,7 +183,7 @@ class VectorLayer(nn.Module):
     def of_vector(self, net: Network, x: Value, vector: Value) -> Value:
         """[T, E], [T, P] -> [T, E]."""
         gate = net.activated(net.linear(x, self.per_layer_input_gate), "gelu_tanh")
-        projected = net.linear(net.call(torch.mul, gate, vector, by_rows=True), self.per_layer_projection)
+        projected = net.linear(gate * vector, self.per_layer_projection)
         return net.norm(projected, self.post_per_layer_input_norm)
 
 
@@ -264,7 +264,7 @@ class VectorsForLayers(Gemma3ForCausalLM):
             tokens = net.call(self._with_vectors, tokens, by_rows=True)
         projected = net.scaled(net.linear(embedded, self.per_layer_model_projection), self.hidden_size**-0.5)
         normed = net.norm(net.per_head(projected, count), self.per_layer_projection_norm)
-        both = net.call(_together, normed, net.embed(tokens, self.embed_tokens_per_layer), by_rows=True)
+        both = net.scaled(net.join(normed) + net.embed(tokens, self.embed_tokens_per_layer), math.sqrt(0.5))
         return net.split(both, *[self.vector_size] * count)
 
     def _with_vectors(self, tokens: Tensor) -> Tensor:
@@ -293,10 +293,6 @@ class VectorsForLayers(Gemma3ForCausalLM):
     def elsewhere(self, layer: str) -> bool:
         """Norms of keys may be stored of layers that have none."""
         return layer.endswith(".self_attn.k_norm") or super().elsewhere(layer)
-
-
-def _together(normed: Tensor, embedded: Tensor) -> Tensor:
-    return (normed.flatten(1) + embedded) * math.sqrt(0.5)
 
 
 class Gemma3nForCausalLM(VectorsForLayers):

@@ -155,20 +155,18 @@ class Gemma4Layer(VectorLayer):
         x = x + net.norm(inner, self.post_feedforward_layernorm)
         if vector is not None:
             x = x + self.of_vector(net, x, vector)
-        return net.call(self._scaled, x, by_rows=True)
+        return net.scaled(x, lambda: self.scalar)
 
     def _mixed(self, net: Network, x: Value, experts: StackedExperts) -> Value:
         own = net.norm(x, self.pre_feedforward_layernorm_2)
         mixed = net.experts(own, self.router.proj, experts, routed_by=self.router.normed(net, x))
         return net.norm(mixed, self.post_feedforward_layernorm_2)
 
-    def _scaled(self, x: Tensor) -> Tensor:
-        return x * self.scalar
-
 
 class Gemma4ForCausalLM(VectorsForLayers):
     """The text model of Gemma 4."""
 
+    plans_natively = True
     only: ClassVar[Mapping[str, Any]] = {"hidden_activation": _ACTIVATION}
 
     def make_parts(self, layers: range, max_model_len: int, ctx: LayerContext) -> None:

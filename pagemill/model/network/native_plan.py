@@ -5,29 +5,38 @@ Knows operations and what native code asks of a plan's buffers; nothing about mo
 
 import functools
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.layer_plan import PLAN_GATES, AttentionParts, LayerPlan, PlanBuilder, StepTokens
+from pagemill.model.kernels.layer_plan import PLAN_GATES, AttentionParts, LayerPlan, LookUp, PlanBuilder, StepTokens
 from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
 from pagemill.model.layers.embedding import EmbeddingSum
 from pagemill.model.network.operations import (
     Add,
     AnyGate,
+    Call,
     Embed,
     EmbedPositions,
+    Embeds,
     Head,
+    Join,
     Keep,
     Multiply,
     Network,
     Norm,
     Operation,
+    PerHead,
+    Product,
     RotaryTable,
     Scale,
+    ScaleLearnt,
+    Split,
     Value,
 )
+from pagemill.model.network.projected_attention import ProjectedAttend, fuse_projected_attention
 from pagemill.model.network.rewrite import (
     AddNorm,
     Graph,
@@ -41,6 +50,7 @@ from pagemill.model.network.rewrite import (
 from pagemill.model.quantization.panels import GATES
 
 WHOLE_ONLY = "only whole models run as a plan, from the embedding to the last norm"
+_ATTENDS = HeadsAttend, ProjectedAttend
 
 
 class NotPlannable(Exception):
@@ -57,7 +67,7 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     # What is kept is no copy here: nothing else is written to its buffer.
     kept = {op.outputs[0]: op.inputs[0] for op in network.operations if isinstance(op, Keep)}
     graph = Graph((op for op in network.operations if not isinstance(op, Keep)), network.result)
-    for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_sums):
+    for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_projected_attention, fuse_sums):
         graph = fuse(graph)
     return _Translation(graph, [kept[copy] for copy in network.layer_inputs.values]).plan(*_head(logits))
 
@@ -102,6 +112,10 @@ class _Translation:
         """By what a buffer is for and its width, names of those that may be written again."""
         self._waiting: list[str] = []
         """Names of buffers that a norm has read last: threads do not wait for each other after a norm."""
+        self.columns: dict[Value, int] = {}
+        """Of values that are part of a buffer: where they begin."""
+        self.look_ups: dict[int, LookUp] = {}
+        """Buffers that the caller gives: what makes them of tokens."""
         self._num_names = 0
         self._normed: Value | None = None
         self._sums: list[Value] = []
@@ -114,6 +128,8 @@ class _Translation:
             raise NotPlannable(WHOLE_ONLY)
         for op in operations:
             self._check_order(op)
+            if any(value in self.columns for value in op.inputs) and not isinstance(op, Product):
+                raise NotPlannable(f"{type(op).__name__} reads part of what another operation gives")
             _translate(op, self)
             self._release(op)
         if not isinstance(operations[-1], Norm | AddNorm):
@@ -122,10 +138,12 @@ class _Translation:
         result = operations[-1].outputs[0]
         if any(self.is_normed(value) or value not in self.buffers for value in self._given):
             raise NotPlannable("what a norm gives is kept")
-        attend = max((place for place, op in enumerate(operations) if isinstance(op, HeadsAttend)), default=0)
+        attend = max((place for place, op in enumerate(operations) if isinstance(op, _ATTENDS)), default=0)
         late = any(self.graph.place[self.graph.maker[value]] > attend for value in self._given)
         given = [self.buffers[value] for value in self._given]
-        return self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor, given, late)
+        plan = self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor, given, late)
+        plan.look_ups = self.look_ups
+        return plan
 
     def name(self, value: Value, use: str, width: int) -> str:
         """A buffer for a value: the name of one that is free. `use`: norm, or anything else."""
@@ -137,6 +155,16 @@ class _Translation:
         self._names[value] = free.pop()
         return self._names[value]
 
+    def lie_in(self, out: Value, source: Value) -> None:
+        """A value is another one, in its buffer."""
+        self.buffers[out] = self.buffers[source]
+        if source in self._names:
+            self._names[out] = self._names.pop(source)
+
+    def keep(self, value: Value) -> None:
+        """A value's buffer is written once."""
+        self._names.pop(value, None)
+
     def _check_order(self, op: Operation) -> None:
         """Of a few rows each thread has one norm at a time, and one of them writes the sum. Raises NotPlannable."""
         reads_norm = [value for value in op.inputs if self.is_normed(value)]
@@ -144,22 +172,25 @@ class _Translation:
             raise NotPlannable("a norm is read after the next one")
         if any(value in self._sums for value in op.inputs):
             raise NotPlannable("a sum is read right after the norm that adds it up")
-        if isinstance(op, Norm | AddNorm):
+        if isinstance(op, Norm | AddNorm) and not self._is_of_parts(op):
             self._normed = op.outputs[0]
             self._sums += op.outputs[1:]
         else:
             self._sums = []
 
     def is_normed(self, value: Value) -> bool:
-        """Whether a norm gave it."""
+        """Whether a norm of whole rows gave it."""
         op = self.graph.maker.get(value)
-        return isinstance(op, Norm | AddNorm) and value is op.outputs[0]
+        return isinstance(op, Norm | AddNorm) and value is op.outputs[0] and not self._is_of_parts(op)
+
+    def _is_of_parts(self, op: Operation) -> bool:
+        return isinstance(op, Norm) and self.graph.made_by(PerHead, op.inputs[0]) is not None
 
     def _release(self, op: Operation) -> None:
         """Buffers that nothing reads any more may be written again."""
         ended = [value for value in self.graph.ends_at(op) if value not in self._given]
         names = [self._names.pop(value) for value in ended if value in self._names]
-        if isinstance(op, Norm | AddNorm):
+        if isinstance(op, Norm | AddNorm) and not self._is_of_parts(op):
             self._waiting += names
             return
         for name in (*self._waiting, *names):
@@ -175,17 +206,45 @@ def _translate(op: Operation, to: _Translation) -> None:
 
 @_translate.register
 def _(op: Embed, to: _Translation) -> None:
-    tables = op.layer.native() if isinstance(op.layer, EmbeddingSum) else None
-    if tables is None:
-        to.buffers[op.outputs[0]] = to.builder.buffer("embedded", op.layer.size)
-    else:
-        to.buffers[op.outputs[0]] = to.builder.embed(tables, "embedded")
+    out = op.outputs[0]
+    if op is to.graph.operations[0]:
+        tables = op.layer.native() if isinstance(op.layer, EmbeddingSum) else None
+        if tables is None:
+            to.buffers[out] = to.builder.buffer("embedded", op.layer.size)
+        else:
+            to.buffers[out] = to.builder.embed(tables, "embedded")
+        return
+    tokens = to.graph.maker.get(op.inputs[0])
+    if len(op.inputs) > 1 or not (tokens is None or isinstance(tokens, Call)):
+        raise NotPlannable("what is embedded depends on more than tokens")
+    buffer = to.builder.buffer(f"embedded.{len(to.look_ups)}", op.layer.size)
+    to.buffers[out] = buffer
+    to.look_ups[buffer] = partial(_looked_up, layer=op.layer, tokens=tokens)
+
+
+def _looked_up(token_ids: Tensor, layer: Embeds, tokens: Call | None) -> Tensor:
+    return layer(token_ids if tokens is None else tokens.function(token_ids)).contiguous()
+
+
+@_translate.register
+def _(op: Call, to: _Translation) -> None:
+    """What only tokens go into is for what is embedded, outside of the plan."""
+    tokens = to.graph.operations[0].inputs[0]
+    if op.inputs != (tokens,) or not all(isinstance(op, Embed) for op in to.graph.readers[op.outputs[0]]):
+        raise NotPlannable("Call has no native form")
 
 
 @_translate.register
 def _(op: Norm, to: _Translation) -> None:
     out = op.outputs[0]
-    to.buffers[out] = to.builder.norm(to.buffers[op.inputs[0]], op.layer.native(), to.name(out, "norm", op.layer.size))
+    source = to.buffers[op.inputs[0]]
+    if to.is_normed(out):
+        to.buffers[out] = to.builder.norm(source, op.layer.native(), to.name(out, "norm", op.layer.size))
+        return
+    if op.layer.centers or to.is_normed(op.inputs[0]):
+        raise NotPlannable("a norm of parts is a LayerNorm, or of what a norm gave")
+    name = to.name(out, "sum", to.builder.width(source))
+    to.buffers[out] = to.builder.norm_parts(source, op.layer.native(), name)
 
 
 @_translate.register
@@ -211,6 +270,47 @@ def _(op: Scale, to: _Translation) -> None:
     source = to.buffers[op.inputs[0]]
     out = op.outputs[0]
     to.buffers[out] = to.builder.scale(source, op.factor, to.name(out, "sum", to.builder.width(source)))
+
+
+@_translate.register
+def _(op: ScaleLearnt, to: _Translation) -> None:
+    if to.is_normed(op.inputs[0]):
+        raise NotPlannable("a norm is multiplied by a factor")
+    source = to.buffers[op.inputs[0]]
+    out = op.outputs[0]
+    to.buffers[out] = to.builder.scale(source, float(op.factor()), to.name(out, "sum", to.builder.width(source)))
+
+
+@_translate.register
+def _(op: Product, to: _Translation) -> None:
+    first, second = op.inputs
+    if first in to.columns or to.is_normed(first) or to.is_normed(second):
+        raise NotPlannable("a product is of part of something, or of what a norm gave")
+    out = op.outputs[0]
+    source = to.buffers[first]
+    name = to.name(out, "sum", to.builder.width(source))
+    to.buffers[out] = to.builder.multiply(source, to.buffers[second], to.columns.get(second, 0), name)
+
+
+@_translate.register(PerHead)
+@_translate.register(Join)
+def _(op: Operation, to: _Translation) -> None:
+    if len(op.inputs) > 1 or to.is_normed(op.inputs[0]) or len(to.graph.readers[op.inputs[0]]) > 1:
+        raise NotPlannable(f"{type(op).__name__} is of several, of what a norm gave, or of what others read")
+    to.lie_in(op.outputs[0], op.inputs[0])
+
+
+@_translate.register
+def _(op: Split, to: _Translation) -> None:
+    source = op.inputs[0]
+    if to.is_normed(source):
+        raise NotPlannable("what a norm gave is split")
+    to.keep(source)
+    column = 0
+    for value, size in zip(op.outputs, op.sizes, strict=True):
+        to.buffers[value] = to.buffers[source]
+        to.columns[value] = column
+        column += size
 
 
 @_translate.register
@@ -242,8 +342,11 @@ def _(op: AnyGate, to: _Translation) -> None:
 
 def _add_linear(op: Multiply, to: _Translation, packed: PackedLinear) -> None:
     out = op.outputs[0]
-    name = to.name(out, "linear", packed.out_features)
-    to.buffers[out] = to.builder.linear(to.buffers[op.inputs[0]], packed, name)
+    reader = to.graph.only_reader(out)
+    width = packed.out_features
+    if isinstance(reader, ProjectedAttend) and reader.key_is_value:
+        width += reader.layer.spec.num_kv_heads * reader.layer.spec.head_size
+    to.buffers[out] = to.builder.linear(to.buffers[op.inputs[0]], packed, to.name(out, "linear", width), width)
 
 
 def _packed(op: Multiply, to: _Translation) -> PackedLinear:
@@ -266,9 +369,28 @@ def _(op: HeadsAttend, to: _Translation) -> None:
     native = layer.native()
     if native is None:
         raise NotPlannable(f"{layer.name} does not run natively")
-    norms = [norm.native() for norm in op.norms]
+    query_norm, key_norm = [norm.native() for norm in op.norms] or (None, None)
     rope = None if rotary is None else (rotary.cos, rotary.sin)
-    parts = AttentionParts(layer.name, native, None if layer.spec.bidirectional else layer.cache, rope, *norms)
+    cache = None if layer.spec.bidirectional else layer.cache
+    parts = AttentionParts(layer.name, native, cache, rope, (query_norm, key_norm, None))
+    out = op.outputs[0]
+    name = to.name(out, "linear", native.num_heads * native.head_size)
+    to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)
+
+
+@_translate.register
+def _(op: ProjectedAttend, to: _Translation) -> None:
+    layer = op.layer
+    native = layer.native()
+    if native is None or layer.spec.bidirectional:
+        raise NotPlannable(f"{layer.name} does not run natively")
+    first, second, third = (None if norm is None else norm.native() for norm in op.norms)
+    there = [norm for norm in (first, second, third) if norm is not None]
+    if len({(norm.eps, norm.weight.dtype) for norm in there}) > 1:
+        raise NotPlannable(f"{layer.name} has norms that differ by more than their weights")
+    rope = None if op.rotary is None else (op.rotary.cos, op.rotary.sin)
+    shared = layer.kv_owner is not None
+    parts = AttentionParts(layer.name, native, layer.cache, rope, (first, second, third), op.key_is_value, shared)
     out = op.outputs[0]
     name = to.name(out, "linear", native.num_heads * native.head_size)
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)

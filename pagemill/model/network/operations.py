@@ -27,13 +27,18 @@ NO_ROTARIES: Mapping[str, Rotary] = MappingProxyType({})
 
 
 class Value:
-    """A tensor of a step, before there is one. Values are added with `+`."""
+    """A tensor of a step, before there is one. Values of one shape are added with `+`, and multiplied with `*`."""
 
     def __init__(self, network: "Network") -> None:
         self.network = network
 
     def __add__(self, other: "Value") -> "Value":
         return self.network.add(self, other)
+
+    def __mul__(self, other: "Value") -> "Value":
+        out = Value(self.network)
+        self.network.operations.append(Product((self, other), (out,)))
+        return out
 
 
 @dataclass(eq=False)
@@ -172,6 +177,19 @@ class Scale(Operation):
     """Each element times a factor."""
 
     factor: float
+
+
+@dataclass(eq=False)
+class ScaleLearnt(Operation):
+    """Each element times a number that is loaded with the weights."""
+
+    factor: Callable[[], Tensor]
+    """[1], of the model's type."""
+
+
+@dataclass(eq=False)
+class Product(Operation):
+    """The product of two values of one shape, element by element."""
 
 
 @dataclass(eq=False)
@@ -393,8 +411,10 @@ class Network:
         """The sum of two values of one shape."""
         return self._one(Add, (first, second))
 
-    def scaled(self, x: Value, factor: float | None) -> Value:
-        """x times a factor; x itself where there is none."""
+    def scaled(self, x: Value, factor: float | Callable[[], Tensor] | None) -> Value:
+        """x times a factor, or a number, [1], that is there once weights are loaded; x itself where there is none."""
+        if callable(factor):
+            return self._one(ScaleLearnt, (x,), factor)
         return x if factor is None or factor == 1.0 else self._one(Scale, (x,), factor)
 
     def heads(self, qkv: Value, num_heads: int, head_size: int) -> tuple[Value, Value, Value]:

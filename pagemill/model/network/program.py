@@ -38,11 +38,13 @@ from pagemill.model.network.operations import (
     Norm,
     Operation,
     PerHead,
+    Product,
     ReturnTokens,
     RotaryTable,
     Rotate,
     Route,
     Scale,
+    ScaleLearnt,
     Select,
     SoftCap,
     Split,
@@ -286,7 +288,7 @@ def _per_head(x: Tensor, num_heads: int) -> Tensor:
 
 
 def _join(*parts: Tensor) -> Tensor:
-    return torch.cat(parts, dim=-1)
+    return torch.cat([part.flatten(1) for part in parts], dim=-1)
 
 
 _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
@@ -312,6 +314,8 @@ _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
     Split: lambda op: partial(torch.split, split_size_or_sections=list(op.sizes), dim=-1),
     Add: lambda op: torch.add,
     Scale: lambda op: partial(torch.mul, other=op.factor),
+    ScaleLearnt: lambda op: partial(torch.mul, other=op.factor()),
+    Product: lambda op: torch.mul,
     Join: lambda op: _join,
     Rotate: lambda op: _rotated,
     Select: lambda op: _select,

@@ -8,7 +8,7 @@
 #include "write_kv.h"
 
 const KernelTable kernels_avx512 = {
-    "avx512", norm, activation, activate, add, scale, sum_rows, rope, argmax, sample, linear, quantized_bytes, quantize_rows,
-    pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
+    "avx512", norm, activation, activate, add, scale, multiply, sum_rows, rope, argmax, sample, linear, quantized_bytes,
+    quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

@@ -128,7 +128,7 @@ enum PmActivation : int64_t {
 struct ElementArgs {
   void* out;
   const void* x;
-  const void* y;  // of `add`
+  const void* y;  // of `add` and `multiply`
   int64_t dtype;
   int64_t activation;  // of `activate`
   float factor;  // of `scale`
@@ -305,10 +305,11 @@ struct KernelTable {
   const char* name;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
-  // Elements [begin, end): activation of x; x + y; x times a factor.
+  // Elements [begin, end): activation of x; x + y; x times a factor; x * y.
   void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
   void (*add)(const ElementArgs&, int64_t begin, int64_t end);
   void (*scale)(const ElementArgs&, int64_t begin, int64_t end);
+  void (*multiply)(const ElementArgs&, int64_t begin, int64_t end);
   // Of requests [begin, end): the rows, in their order, are added to the sums of their slots.
   void (*sum_rows)(const SumArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);

@@ -131,6 +131,12 @@ class PlanRun {
         case PM_OP_SCALE:
           scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
           break;
+        case PM_OP_MULTIPLY:
+          multiply(op, share_of(run_.num_tokens, rank, team_));
+          break;
+        case PM_OP_NORM_PARTS:
+          norm_parts(op, share_of(run_.num_tokens * parts_of(op), rank, team_));
+          break;
         case PM_OP_LOOK_UP:
           look_up(op, share_of(run_.num_tokens, rank, team_));
           break;
@@ -303,6 +309,12 @@ class PlanRun {
         case PM_OP_SCALE:
           scale(op, {rows.begin * run_.widths[op.out], rows.end * run_.widths[op.out]});
           break;
+        case PM_OP_MULTIPLY:
+          multiply(op, rows);
+          break;
+        case PM_OP_NORM_PARTS:
+          norm_parts(op, {rows.begin * parts_of(op), rows.end * parts_of(op)});
+          break;
         case PM_OP_LOOK_UP:
           look_up(op, rows);
           break;
@@ -393,11 +405,15 @@ class PlanRun {
     for (int64_t t = share.begin; t < share.end; ++t) {
       element* query = row(op.in, t);
       element* key = query + query_size;
+      element* value = key + layer.num_kv_heads * size;
+      if (op.key_is_value) memcpy(value, key, layer.num_kv_heads * size * sizeof(element));
       if (op.weight) normalise_heads(op, query, op.weight, layer.num_heads);
       if (op.second_weight) normalise_heads(op, key, op.second_weight, layer.num_kv_heads);
-      if (op.cos) rotate(op, query, layer.num_heads + layer.num_kv_heads, width, run_.positions[t]);
+      if (op.third_weight) normalise_heads(op, value, op.third_weight, layer.num_kv_heads);
+      const int64_t turned = layer.num_heads + (op.shared ? 0 : layer.num_kv_heads);
+      if (op.cos) rotate(op, query, turned, width, run_.positions[t]);
     }
-    if (share.begin < share.end) selected->write_kv(attention_args(op), share.begin, share.end);
+    if (share.begin < share.end && !op.shared) selected->write_kv(attention_args(op), share.begin, share.end);
   }
 
   void add(const PmOp& op, Share rows, const Own* own = nullptr) const {
@@ -417,6 +433,22 @@ class PlanRun {
     const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, op.out_dtype, PM_NO_ACTIVATION,
                               (float)op.factor};
     selected->scale(args, share.begin, share.end);
+  }
+
+  void multiply(const PmOp& op, Share rows) const {
+    for (int64_t t = rows.begin; t < rows.end; ++t) {
+      const ElementArgs args = {row(op.out, t), row(op.in, t), row(op.residual_in, t) + op.columns, PM_BFLOAT16,
+                                PM_NO_ACTIVATION, 0};
+      selected->multiply(args, 0, run_.widths[op.out]);
+    }
+  }
+
+  int64_t parts_of(const PmOp& op) const { return run_.widths[op.out] / op.columns; }
+
+  void norm_parts(const PmOp& op, Share parts) const {
+    const NormArgs args = {buffer(op.out), buffer(op.in), nullptr, nullptr, op.weight, op.columns, 1, op.columns,
+                           PM_BFLOAT16, op.weight_dtype, (float)op.eps, 0, nullptr};
+    selected->norm(args, parts.begin, parts.end);
   }
 
   void look_up(const PmOp& op, Share rows) const {

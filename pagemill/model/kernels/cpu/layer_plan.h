@@ -8,7 +8,8 @@ enum PmOpKind : int64_t {
   PM_OP_NORM = 1,
   // A linear layer, in -> out.
   PM_OP_LINEAR = 2,
-  // Of each token's query, key and value in `in`: norms of query and key, rotary embedding, key and value to the cache.
+  // Of each token's query, key and value in `in`: norms of them, rotary embedding of query and key, key and value to the
+  // cache.
   PM_OP_PREPARE = 3,
   // Attention of the queries in `in` -> out.
   PM_OP_ATTEND = 4,
@@ -25,6 +26,10 @@ enum PmOpKind : int64_t {
   PM_OP_EMBED = 9,
   // act(first half of a row of in) * second half -> out; `gate` says which.
   PM_OP_GATE = 10,
+  // in * the `columns`-th and following elements of residual_in -> out.
+  PM_OP_MULTIPLY = 11,
+  // RMS norm of each `columns` elements of `in` -> out.
+  PM_OP_NORM_PARTS = 12,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -54,8 +59,11 @@ struct PmOp {
   int64_t table_stride;
   int64_t half;
   int64_t table_dtype;
-  const void* third_weight;
+  const void* third_weight;  // of EMBED; of the value's norm for PREPARE
   int64_t gate;  // a PmGate
+  int64_t columns;  // of MULTIPLY and NORM_PARTS
+  int64_t key_is_value;  // whether PREPARE makes values of the keys, before their norm
+  int64_t shared;  // whether PREPARE has queries only: ATTEND reads the cache of another layer
 };
 
 // How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows

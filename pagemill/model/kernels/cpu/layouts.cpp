@@ -25,7 +25,8 @@ const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out),
                       AT(PmOp, centers), AT(PmOp, stored), AT(PmOp, eps), AT(PmOp, linear), AT(PmOp, out_dtype), AT(PmOp, factor), AT(PmOp, layer), AT(PmOp, kv_cache),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
-                      AT(PmOp, third_weight), AT(PmOp, gate)};
+                      AT(PmOp, third_weight), AT(PmOp, gate), AT(PmOp, columns), AT(PmOp, key_is_value),
+                      AT(PmOp, shared)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
                        AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};

@@ -150,6 +150,17 @@ void scale(const ElementArgs& args, int64_t begin, int64_t end) {
   args.dtype == PM_FLOAT32 ? scale_as<float>(args, begin, end) : scale_as<bf16>(args, begin, end);
 }
 
+template <class T>
+void multiply_as(const ElementArgs& args, int64_t begin, int64_t end) {
+  const T *x = (const T*)args.x + begin, *y = (const T*)args.y + begin;
+  T* out = (T*)args.out + begin;
+  for_vectors(end - begin, [&](int64_t d, int64_t n) { store(out + d, load(x + d, n) * load(y + d, n), n); });
+}
+
+void multiply(const ElementArgs& args, int64_t begin, int64_t end) {
+  args.dtype == PM_FLOAT32 ? multiply_as<float>(args, begin, end) : multiply_as<bf16>(args, begin, end);
+}
+
 // A piece of columns at a time, whose sums stay in registers.
 template <class T>
 void sum_rows_as(const SumArgs& args, int64_t request) {

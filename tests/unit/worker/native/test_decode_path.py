@@ -83,10 +83,17 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
     assert tokens_of(checkpoint, requests(), **settings) == (found, 0)
 
 
-@pytest.mark.parametrize("family", ["granite", slow("exaone4")])
-def test_factors_and_norms_behind_layers(tmp_path, monkeypatch, family):
-    """Granite's logits have a factor, too."""
+SHARING = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("granite", {}), slow("exaone4", {}), ("gemma4", SHARING), slow("gemma4-key-is-value", {})],
+)
+def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
+    """Granite's logits have a factor; layers of Gemma 4 read the keys and values of others, or make both of one."""
     architecture, changes = FAMILIES[family]
+    changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
     found, num_fused = tokens_of(checkpoint, requests())
     assert num_fused > 30
@@ -251,6 +258,12 @@ def test_drafts_of_changed_logits_are_verified_by_a_batch(tmp_path):
     assert found == plain
     assert set(most) <= {1, len(prompt)}
     assert len(most) < len(most_plain)
+
+
+def test_vectors_of_tokens_run_in_parts(tmp_path):
+    architecture, changes = FAMILIES["gemma4"]
+    checkpoint = make_checkpoint(tmp_path, architecture, **(changes | {"final_logit_softcapping": None}))
+    assert tokens_of(checkpoint, requests())[1] == 0
 
 
 def test_capped_logits_run_in_parts(tmp_path):
