@@ -65,6 +65,8 @@ class AttentionParts:
     """Of query, key and value, all of one epsilon, and of weights of one type."""
     key_is_value: bool = False
     """Whether values are keys, before their norm; there is room for them behind the keys."""
+    whole_norms: bool = False
+    """Whether norms are over all heads together, with a weight for each element."""
     shared: bool = False
     """Whether there are queries only, and the cache is another layer's."""
 
@@ -145,6 +147,7 @@ class PlanBuilder:
             second_weight=second,
             third_weight=third,
             key_is_value=parts.key_is_value,
+            whole_norms=parts.whole_norms,
             shared=parts.shared,
             weight_dtype=DTYPES[norms[0].weight.dtype] if norms else 0,
             eps=norms[0].eps if norms else 0.0,

@@ -59,7 +59,7 @@ class Op(ctypes.Structure):
         *((name, _POINTER) for name in ("cos", "sin")),
         *((name, _INT) for name in ("table_stride", "half", "table_dtype")),
         ("third_weight", _POINTER),
-        *((name, _INT) for name in ("gate", "columns", "key_is_value", "shared")),
+        *((name, _INT) for name in ("gate", "columns", "key_is_value", "whole_norms", "shared")),
     )
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pagemill.model.kernels.layer_plan import NormWeight
+from pagemill.model.kernels.ops import rms_norm
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.stored import LayerTensor, StoredTensor
@@ -45,11 +47,16 @@ class RMSNormOfAllHeads(nn.Module):
         """Take the checkpoint tensor."""
         self.weight = tensor.float().view(-1, self._heads.size)
 
+    def native(self) -> NormWeight | None:
+        """The form in which native code takes it, over what this rank has; None where others have more."""
+        return NormWeight(self.weight.flatten(), self.eps) if self._group.size == 1 else None
+
     def forward(self, x: Tensor) -> Tensor:
+        if self._group.size == 1:
+            return rms_norm(x.flatten(1), self.weight.flatten(), self.eps).view(x.shape)
         wide = x.float()
-        mean = wide.square().mean((1, 2), keepdim=True)
-        if self._group.size > 1:  # where ranks share a head, all heads are shared by equally many
-            mean = self._group.all_reduce(mean) / self._group.size
+        # Where ranks share a head, all heads are shared by equally many.
+        mean = self._group.all_reduce(wide.square().mean((1, 2), keepdim=True)) / self._group.size
         return (wide * torch.rsqrt(mean + self.eps) * self.weight).to(x.dtype)
 
 

@@ -15,8 +15,6 @@ from pagemill.model.models.decoder import AFTER, FULL, SLIDING, AttentionTraits,
 class Olmo2ForCausalLM(CausalLM):
     """Full attention in every layer."""
 
-    plans_natively = False
-
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         return DecoderLayer(self.config, self.traits(index), ctx=ctx, places=AFTER)
 

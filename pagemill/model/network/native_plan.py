@@ -10,10 +10,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.layer_plan import PLAN_GATES, AttentionParts, LayerPlan, LookUp, PlanBuilder, StepTokens
+from pagemill.model.kernels.layer_plan import (
+    PLAN_GATES,
+    AttentionParts,
+    LayerPlan,
+    LookUp,
+    NormWeight,
+    PlanBuilder,
+    StepTokens,
+)
 from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
 from pagemill.model.layers.embedding import EmbeddingSum
+from pagemill.model.layers.head_norms import RMSNormOfAllHeads
 from pagemill.model.network.operations import (
     Add,
     AnyGate,
@@ -36,7 +45,7 @@ from pagemill.model.network.operations import (
     Split,
     Value,
 )
-from pagemill.model.network.projected_attention import ProjectedAttend, fuse_projected_attention
+from pagemill.model.network.projected_attention import HeadNorm, ProjectedAttend, fuse_projected_attention
 from pagemill.model.network.rewrite import (
     AddNorm,
     Graph,
@@ -378,19 +387,34 @@ def _(op: HeadsAttend, to: _Translation) -> None:
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)
 
 
+def _native_norm(norm: HeadNorm) -> NormWeight:
+    found = norm.native()
+    if found is None:
+        raise NotPlannable(f"{norm.name} is over the heads of several ranks")
+    return found
+
+
 @_translate.register
 def _(op: ProjectedAttend, to: _Translation) -> None:
     layer = op.layer
     native = layer.native()
     if native is None or layer.spec.bidirectional:
         raise NotPlannable(f"{layer.name} does not run natively")
-    first, second, third = (None if norm is None else norm.native() for norm in op.norms)
+    first, second, third = (None if norm is None else _native_norm(norm) for norm in op.norms)
     there = [norm for norm in (first, second, third) if norm is not None]
-    if len({(norm.eps, norm.weight.dtype) for norm in there}) > 1:
+    kinds = {type(norm) for norm in op.norms if norm is not None}
+    if len(kinds) > 1 or len({(norm.eps, norm.weight.dtype) for norm in there}) > 1:
         raise NotPlannable(f"{layer.name} has norms that differ by more than their weights")
-    rope = None if op.rotary is None else (op.rotary.cos, op.rotary.sin)
-    shared = layer.kv_owner is not None
-    parts = AttentionParts(layer.name, native, layer.cache, rope, (first, second, third), op.key_is_value, shared)
+    parts = AttentionParts(
+        layer.name,
+        native,
+        layer.cache,
+        None if op.rotary is None else (op.rotary.cos, op.rotary.sin),
+        (first, second, third),
+        key_is_value=op.key_is_value,
+        whole_norms=RMSNormOfAllHeads in kinds,
+        shared=layer.kv_owner is not None,
+    )
     out = op.outputs[0]
     name = to.name(out, "linear", native.num_heads * native.head_size)
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)

@@ -1,16 +1,20 @@
-"""What is between a projection and attention where the usual fusion does not fit: norms of values, keys that are values
-too, and layers that read the keys and values of another. For native plans.
+"""What is between a projection and attention where the usual fusion does not fit: norms of values or over all heads,
+keys that are values too, and layers that read the keys and values of another. For native plans.
 
 Knows operations; no model.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pagemill.model.attention.layer import Attention
-from pagemill.model.layers.norm import AnyNorm
+from pagemill.model.layers.head_norms import RMSNormOfAllHeads
+from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary
-from pagemill.model.network.operations import Attend, Norm, Operation, PerHead, Rotate, Split, SplitHeads, Value
+from pagemill.model.network.operations import Attend, Call, Norm, Operation, PerHead, Rotate, Split, SplitHeads, Value
 from pagemill.model.network.rewrite import Graph
+
+HeadNorm: TypeAlias = RMSNorm | RMSNormOfAllHeads
 
 
 @dataclass(eq=False)
@@ -20,8 +24,8 @@ class ProjectedAttend(Operation):
     layer: Attention
     rotary: Rotary | None
     """None where nothing is turned."""
-    norms: tuple[AnyNorm | None, AnyNorm | None, AnyNorm | None]
-    """Of query, key and value. They are RMS norms."""
+    norms: tuple[HeadNorm | None, HeadNorm | None, HeadNorm | None]
+    """Of query, key and value."""
     key_is_value: bool = False
     """Whether what is projected are queries and keys, and values are keys before their norm."""
 
@@ -32,7 +36,10 @@ class _Part:
     def __init__(self, graph: Graph, value: Value) -> None:
         self.turn = graph.made_for_one(Rotate, value)
         value = value if self.turn is None else self.turn.inputs[0]
-        self.norm = graph.made_for_one(Norm, value)
+        self.norm = graph.made_for_one(Norm, value) or graph.made_for_one(Call, value)
+        self.layer = _layer_of(self.norm)
+        if self.layer is None:
+            self.norm = None
         self.plain = value if self.norm is None else self.norm.inputs[0]
 
     @property
@@ -44,6 +51,12 @@ class _Part:
     def tables(self) -> tuple[Value, ...]:
         """cos and sin, where they are turned."""
         return () if self.turn is None else self.turn.inputs[1:]
+
+
+def _layer_of(norm: Norm | Call | None) -> HeadNorm | None:
+    """None of what is no RMS norm."""
+    layer = norm.function if isinstance(norm, Call) else None if norm is None else norm.layer
+    return layer if isinstance(layer, RMSNorm | RMSNormOfAllHeads) else None
 
 
 def fuse_projected_attention(graph: Graph) -> Graph:
@@ -69,10 +82,10 @@ def _found(graph: Graph, attend: Attend) -> tuple[Operation, set[Operation]] | N
         if value.turn is not None or key.tables != query.tables:
             return None
         source = _of_all(graph, query, key, value) or _of_two(graph, query, key, value)
-    if source is None or any(part.norm is not None and part.norm.layer.centers for part in parts):
+    if source is None:
         return None
     projected, before, key_is_value = source
-    first, second, third = (*(None if part.norm is None else part.norm.layer for part in parts), None, None)[:3]
+    first, second, third = (*(part.layer for part in parts), None, None)[:3]
     rotary = None if query.turn is None else query.turn.rotary
     inputs = (projected, *query.tables)
     found = ProjectedAttend(inputs, attend.outputs, attend.layer, rotary, (first, second, third), key_is_value)

@@ -479,10 +479,10 @@ class PlanRun {
   }
 
   void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
-    const int64_t size = op.layer.head_size;
+    const int64_t size = op.whole_norms ? count * op.layer.head_size : op.layer.head_size;
     const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
                            (float)op.eps, 0, nullptr};
-    selected->norm(args, 0, count);
+    selected->norm(args, 0, op.whole_norms ? 1 : count);
   }
 
   // Query and key lie side by side, so they are rotated together.

@@ -63,6 +63,7 @@ struct PmOp {
   int64_t gate;  // a PmGate
   int64_t columns;  // of MULTIPLY and NORM_PARTS
   int64_t key_is_value;  // whether PREPARE makes values of the keys, before their norm
+  int64_t whole_norms;  // whether norms of PREPARE are over all heads together, with a weight for each element
   int64_t shared;  // whether PREPARE has queries only: ATTEND reads the cache of another layer
 };
 

@@ -26,7 +26,7 @@ const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
                       AT(PmOp, third_weight), AT(PmOp, gate), AT(PmOp, columns), AT(PmOp, key_is_value),
-                      AT(PmOp, shared)};
+                      AT(PmOp, whole_norms), AT(PmOp, shared)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
                        AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};

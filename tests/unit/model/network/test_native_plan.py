@@ -110,7 +110,10 @@ def test_layer_norms_and_plain_activations(
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 3, slow(40)])
-@pytest.mark.parametrize("family", ["granite", "exaone4", slow("exaone4-full"), "gemma4", slow("gemma4-key-is-value")])
+@pytest.mark.parametrize(
+    "family",
+    ["granite", "exaone4", slow("exaone4-full"), "gemma4", slow("gemma4-key-is-value"), "olmo2", slow("olmo3")],
+)
 def test_families_with_more_than_the_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, chunk: int | None
 ) -> None:

@@ -88,10 +88,18 @@ SHARING = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
 
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("granite", {}), slow("exaone4", {}), ("gemma4", SHARING), slow("gemma4-key-is-value", {})],
+    [
+        ("granite", {}),
+        slow("exaone4", {}),
+        ("gemma4", SHARING),
+        slow("gemma4-key-is-value", {}),
+        slow("olmo2", {}),
+        ("olmo3", {}),
+    ],
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
-    """Granite's logits have a factor; layers of Gemma 4 read the keys and values of others, or make both of one."""
+    """Granite's logits have a factor; layers of Gemma 4 read the keys and values of others, or make both of one;
+    OLMo 2 has norms over all heads."""
     architecture, changes = FAMILIES[family]
     changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
