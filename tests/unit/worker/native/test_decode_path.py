@@ -110,6 +110,24 @@ def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("gemma4-key-is-value", {"quantization": "int8"}),
+        ("olmo3", {"quantization": "int8"}),
+        ("olmo3", {"kv_cache_dtype": "int8"}),
+    ],
+)
+def test_families_in_integers(tmp_path, monkeypatch, family, settings):
+    architecture, changes = FAMILIES[family]
+    checkpoint = make_checkpoint(tmp_path, architecture, **changes)
+    found, num_fused = tokens_of(checkpoint, requests(), **settings)
+    assert num_fused > 30
+    in_parts(monkeypatch)
+    assert tokens_of(checkpoint, requests(), **settings) == (found, 0)
+
+
+@pytest.mark.slow
 def test_batch_and_threads_change_nothing(tmp_path):
     checkpoint = make_checkpoint(tmp_path, "MistralForCausalLM")
     together, _ = tokens_of(checkpoint, requests())
