@@ -1,5 +1,7 @@
 """`DraftTally`: counts what became of drafts. Knows no slots and no requests."""
 
+from collections import Counter
+
 from pagemill.messages.stats import DraftCounts
 from pagemill.messages.step import Int32Array
 
@@ -18,14 +20,15 @@ class DraftTally:
     def add(self, verified: Int32Array, counts: Int32Array | None) -> None:
         """[L] drafts that slots verified in a step, and [L] tokens that they got; None: one each."""
         got = [1] * len(verified) if counts is None else counts.tolist()
-        for num_drafts, num_tokens in zip(verified.tolist(), got, strict=True):
+        # Few pairs differ, of however many slots.
+        for (num_drafts, num_tokens), times in Counter(zip(verified.tolist(), got, strict=True)).items():
             if num_drafts <= 0:
                 continue
-            self._num_drafts += 1
-            self._num_tokens += num_drafts
+            self._num_drafts += times
+            self._num_tokens += num_drafts * times
             self._accepted += [0] * (num_drafts - len(self._accepted))
             for place in range(min(num_tokens - 1, num_drafts)):
-                self._accepted[place] += 1
+                self._accepted[place] += times
         self.counts = self._counted()
 
     def _counted(self) -> DraftCounts:

@@ -8,6 +8,7 @@ import pytest
 from pagemill.messages.step import SchedulerOutput
 from pagemill.model.distributed.group import SoloGroup
 from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.spec_decode import adaptive
 from pagemill.worker.spec_decode.adaptive import IDLE_STEPS, PATIENCE, AdaptiveCounts
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
@@ -119,6 +120,21 @@ def test_the_best_number_follows_the_cost_of_a_step():
     assert cheap.run(1000) > 1.5
     assert dear.run(1000) > 0.97
     assert dear.guessed < 1000
+
+
+@pytest.mark.parametrize("cost", [memory_bound, compute_bound])
+def test_lists_and_arrays_choose_alike(cost, monkeypatch):
+    chosen = []
+    for few in (0, 1000):
+        monkeypatch.setattr(adaptive, "FEW_ROWS", few)
+        simulation = Simulation(7, cost, lambda place: place % 5 > 1)
+        counts = []
+        for _ in range(60):
+            simulation.step()
+            counts.append(simulation.counts.tolist())
+        chosen.append(counts)
+    assert chosen[0] == chosen[1]
+    assert any(map(any, chosen[0]))
 
 
 def test_drafts_go_to_the_requests_whose_guesses_come_true():
