@@ -171,7 +171,7 @@ class HostForward(Forward):
         return SampledLogprobs(which.astype(np.int32)[logprobs.indices], logprobs.logprobs)
 
     def _receive(self, batch: InputBatch) -> Tensor:
-        """The network's input."""
+        """What the first layer here reads: token ids, or what the stage before has given."""
         hidden = self._hidden
         if hidden is None:
             return self._stage.receive(batch)

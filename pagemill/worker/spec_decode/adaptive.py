@@ -160,7 +160,7 @@ class AdaptiveCounts:
         chances = np.cumprod(rates, axis=1)[there]
         order = np.argsort(-chances, kind="stable")
         tokens = len(slots) + np.concatenate(([0.0], np.cumsum(chances[order])))
-        speeds = tokens / np.array(self.costs.seconds(len(slots), len(slots) + len(rows)))
+        speeds = tokens / self.costs.array(len(slots), len(slots) + len(rows))
         speeds[0] *= LEAST_GAIN
         best = int(speeds.argmax())
         counts: list[int] = np.bincount(rows[order[:best]], minlength=len(slots)).tolist()

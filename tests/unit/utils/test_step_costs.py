@@ -26,6 +26,14 @@ def test_before_anything_is_measured_more_tokens_cost_more():
     assert costs.num_steps == 0
 
 
+def test_arrays_are_the_lists():
+    costs = StepCosts()
+    for num_tokens in (1, 5, 9, 300):
+        costs.add(num_tokens, curve(num_tokens))
+    for fewest, most in ((1, 600), (7, 7), (513, 700), (40, 512)):
+        np.testing.assert_allclose(costs.array(fewest, most), costs.seconds(fewest, most), rtol=1e-12)
+
+
 def test_one_step_sets_the_scale_of_all():
     costs = StepCosts()
     before = at(costs, 1, 5, 64) / at(costs, 1)
