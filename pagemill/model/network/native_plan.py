@@ -274,20 +274,20 @@ def _(op: Add, to: _Translation) -> None:
 
 @_translate.register
 def _(op: Scale, to: _Translation) -> None:
-    if to.is_normed(op.inputs[0]):
-        raise NotPlannable("a norm is multiplied by a factor")
-    source = to.buffers[op.inputs[0]]
-    out = op.outputs[0]
-    to.buffers[out] = to.builder.scale(source, op.factor, to.name(out, "sum", to.builder.width(source)))
+    _scale(op, op.factor, to)
 
 
 @_translate.register
 def _(op: ScaleLearnt, to: _Translation) -> None:
+    _scale(op, float(op.factor()), to)
+
+
+def _scale(op: Operation, factor: float, to: _Translation) -> None:
     if to.is_normed(op.inputs[0]):
         raise NotPlannable("a norm is multiplied by a factor")
     source = to.buffers[op.inputs[0]]
     out = op.outputs[0]
-    to.buffers[out] = to.builder.scale(source, float(op.factor()), to.name(out, "sum", to.builder.width(source)))
+    to.buffers[out] = to.builder.scale(source, factor, to.name(out, "sum", to.builder.width(source)))
 
 
 @_translate.register
