@@ -9,7 +9,7 @@ figures are those of the machinery: nobody computes the drafts. Two engines run 
 
 With --head, an EAGLE-3 head of random weights (draft_vocab_size 32,000) computes as many drafts as are verified; they
 are thrown away for the scripted ones, so that acceptance is the same. `the drafts`: from a step's tokens on the host to
-these, for so long the GPU works for the head alone.
+these, for so long the GPU works for the head alone, which begins behind the step without the host.
 
 `host`: from a step's tokens on the host to the next step's launch; for so long the GPU waits for the host. Where steps
 run ahead, plain ones have none of it.
@@ -79,9 +79,26 @@ class ScriptedHead(HeadProposer):
         self._script.begin(new)
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
-        computed = super().propose(slots)
+        return self.replaced(slots, super().propose(slots))
+
+    def replaced(self, slots: Int32Array, computed: Sequence[Int32Array]) -> list[Int32Array]:
+        """Scripted drafts of all slots that have computed ones."""
         scripted = self._script.propose(slots)
         return [drafts if len(own) else own for own, drafts in zip(computed, scripted, strict=True)]
+
+
+def script_guesses_behind_steps() -> None:
+    """Scripted drafts also in place of those that a device has computed behind a step."""
+    taken = SlotDrafts._taken
+
+    def scripted(drafts: SlotDrafts, slots: Int32Array, room: Int32Array, guessed: Int32Array) -> list[Int32Array]:
+        computed = taken(drafts, slots, room, guessed)
+        if not isinstance(drafts._proposer, ScriptedHead):
+            return computed
+        found = drafts._proposer.replaced(slots, computed)
+        return [ids[:most] for ids, most in zip(found, room.tolist(), strict=True)]
+
+    SlotDrafts._taken = scripted  # type: ignore[method-assign]
 
 
 class Clock:
@@ -193,6 +210,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     drafts = {"method": "scripted", "num_speculative_tokens": args.drafts, "adaptive": False}
     if args.head:
+        script_guesses_behind_steps()
         PROPOSERS.replace("eagle3", f"{__name__}:ScriptedHead")
         drafts |= {"method": "eagle3", "model": str(HEAD)}
     found: dict[str, Any] = {"device": torch.cuda.get_device_name()}

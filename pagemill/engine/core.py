@@ -300,7 +300,9 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         # A processor of somebody's own may rule out the one token that a mask leaves.
         holds_forced=not processor_paths(config.model.logits_processors),
         num_drafts=config.speculation.speculative_config.num_speculative_tokens or 0,
-        lookahead=0 if config.draft is None else config.speculation.speculative_config.num_speculative_tokens or 0,
+        lookahead=0
+        if config.draft is None
+        else 1 + (config.speculation.speculative_config.num_speculative_tokens or 0),
     )
 
 

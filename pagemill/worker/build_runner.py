@@ -152,7 +152,7 @@ def build_runner(
     drafts = None
     if proposer is not None and (asked or forward.decodes_natively):
         captures = maker if made.num_keys else None
-        network = _draft_network(plan, options, states, tables, platform, captures, hidden, ahead)
+        network = _draft_network(plan, options, states, tables, platform, captures, hidden, forward)
         drafts = _drafts(proposer, options, states, network, ranks, model, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
 
@@ -233,10 +233,9 @@ def _draft_network(
     platform: Platform,
     maker: GraphMaker | None,
     hidden: HiddenStates | None,
-    ahead: bool,
+    forward: Forward,
 ) -> DraftNetwork | None:
-    """The model that proposes, where there is one. `maker`: where steps are captured; `ahead`: steps are queued on a
-    device."""
+    """The model that proposes, where there is one; `forward` is told of it. `maker`: where steps are captured."""
     if options.draft is None or options.speculation is None:
         return None
     draft = options.draft.model
@@ -244,7 +243,7 @@ def _draft_network(
     groups = AttentionGroups(plan, draft.cache_layers(), tables, platform.torch_device())
     network = DraftNetwork(draft, groups, tables, options.draft.max_model_len, device)
     count = options.speculation.max_drafts
-    if not ahead or count >= MAX_VERIFY_LEN:
+    if forward.behind is None or count >= MAX_VERIFY_LEN:
         return network
     # Deferred: hosts never need it.
     from pagemill.worker.forward.guess_graphs import GuessParts
@@ -253,7 +252,10 @@ def _draft_network(
     num_slots = len(states.num_tokens)
     most = min(num_slots, max(VERIFY_TOKENS // (1 + count), 1))
     parts = GuessParts(network, hidden, platform.transfers(), maker, num_slots, most, count)
-    return replace(network, steps=guess_graphs(parts))
+    steps = guess_graphs(parts)
+    if steps is not None:
+        forward.behind.guess_with(steps, parts.transfers)
+    return replace(network, steps=steps)
 
 
 def _on_host(

@@ -188,7 +188,9 @@ class ModelRunner:
             return self._followed(batch, drafts)
         if self._forward.runs_ahead:
             queued = self._sampled(batch)
-            self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, drafts))
+            behind = self._forward.behind
+            guessed = behind.guess(batch) if behind is not None and drafts.goes_on(batch.slots) else None
+            self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, guessed, drafts))
             return self._newest
         with drafts.timed():
             tokens = self._sampled(batch).result()
@@ -204,16 +206,20 @@ class ModelRunner:
         return self._forward.sample(batch) if samples else Ready(SampledTokens(batch.sampled_slots))
 
     def _verify_late(
-        self, batch: InputBatch, tokens: Pending[SampledTokens], drafts: SlotDrafts
+        self,
+        batch: InputBatch,
+        tokens: Pending[SampledTokens],
+        guessed: Pending[Int32Array] | None,
+        drafts: SlotDrafts,
     ) -> Callable[[], ModelRunnerOutput]:
         """Give the slots what a step of a forward that runs ahead has sampled, and new drafts: the next step waits for
-        no more than that. The time that a step took is that from one step's tokens to the next one's, where steps
-        follow each other. Returns what makes the output."""
+        no more than that. `guessed`: those that the device guesses behind the step. The time that a step took is that
+        from one step's tokens to the next one's, where steps follow each other. Returns what makes the output."""
         sampled = tokens.result()
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         self._clock.close()
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-        proposed = drafts.propose(verified.slots, batch.slots)
+        proposed = drafts.propose(verified.slots, batch.slots, guessed)
         answers = self._extensions.answers(verified.slots)
         return partial(_verified_output, batch.step_id, sampled, verified, proposed, answers)
 

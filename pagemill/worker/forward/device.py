@@ -97,6 +97,7 @@ class DeviceForward(Forward):
         parts = DraftedParts(batch, self._slots, graphs, groups, sampler)
         self._drafts = DraftedSteps(parts, self) if batch.max_rows else None
         """Where there are drafts."""
+        self.behind = self._drafts
         self._kept: dict[MixedShape, MixedTensors] = {}
         """Tensors of batches that are replays and verify drafts."""
         self._drafted: DraftedRows | None = None

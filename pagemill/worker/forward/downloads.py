@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from pagemill.messages.pending import Pending
+from pagemill.messages.step import Int32Array
 from pagemill.platforms.interface import Mark, Transfers
 from pagemill.worker.batch.device_states import RESULT_TURNS
 from pagemill.worker.batch.input_batch import InputBatch
@@ -154,3 +155,35 @@ class VerifiedTokens:
         found = self._found.result().token_ids
         rows = self._rows
         return SampledTokens(found[: rows.num_rows], counts=found[rows.counts_start : rows.num_elements])
+
+
+class GuessDownloads:
+    """Brings [R, drafts] guesses to the host, of one step at a time."""
+
+    def __init__(self, transfers: Transfers, drafts: Tensor) -> None:
+        self._transfers = transfers
+        self._drafts = drafts
+        self._host = transfers.host_buffer(tuple(drafts.shape), "int32")
+
+    def start(self, count: int) -> "DownloadedGuesses":
+        """Those of the first `count` requests, as work that is queued until now leaves them."""
+        target = self._host[:count]
+        return DownloadedGuesses(self._transfers.download(target, self._drafts[:count]), target)
+
+
+class DownloadedGuesses:
+    """`Pending` guesses, to be taken before the next ones are asked for."""
+
+    def __init__(self, mark: Mark, target: Tensor) -> None:
+        self._mark = mark
+        self._target = target
+
+    def ready(self) -> bool:
+        """Whether the copy is done."""
+        return self._mark.reached()
+
+    def result(self) -> Int32Array:
+        """[R, drafts], waited for."""
+        self._mark.wait()
+        found: Int32Array = self._target.numpy().copy()
+        return found

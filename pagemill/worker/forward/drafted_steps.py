@@ -13,19 +13,23 @@ import torch
 from torch import Tensor
 
 from pagemill.config.graph_mode import GraphMode
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import Int32Array
 from pagemill.model.forward_context import BatchDescriptor
 from pagemill.model.kernels import batching
+from pagemill.platforms.interface import Transfers
 from pagemill.worker.batch.device_states import DeviceStates
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.forward.device_batch import DeviceBatch
-from pagemill.worker.forward.downloads import DraftedRows
+from pagemill.worker.forward.downloads import DraftedRows, GuessDownloads
+from pagemill.worker.forward.guess_graphs import GuessGraphs
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors, places_of
 from pagemill.worker.forward.step_graphs import CAPTURED_TAILS, StepGraphs, StepTail
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.sampling.device_sampler import sample_greedy, sample_random, sample_with_drafts
 from pagemill.worker.sampling.draft_draws import DraftDraws
 from pagemill.worker.sampling.sampler import Sampler
+from pagemill.worker.spec_decode.interface import GuessSteps
 
 BatchEnd = Callable[[Tensor, MixedTensors], None]
 """Samples from [L, V] logits of a batch, and keeps the tokens."""
@@ -75,6 +79,20 @@ class DraftedParts:
     sampler: Sampler
 
 
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """A step in the shape of a graph."""
+
+    tensors: MixedTensors
+    bounds: BatchBounds
+    key: BatchDescriptor
+    shape: MixedShape
+    batch: InputBatch | None = None
+    """None: padding alone."""
+    num_slots: int = 0
+    """That verify drafts."""
+
+
 ACCEPTED = 1 << 30
 """Added to a draft that chance accepts; no token is as large."""
 REJECTED = -2
@@ -92,6 +110,12 @@ class DraftedSteps:
         """Where chance decides what is accepted, and not the model."""
         self._is_exact = draws is not None and not draws.by_chance
         """Whether drafts are accepted by rejection sampling."""
+        self._guesses: GuessGraphs | None = None
+        self._found: GuessDownloads | None = None
+        self._go_on: Callable[[MixedTensors, BatchBounds], None] | None = None
+        """Guesses behind a step, where somebody does on the device."""
+        self._replayed: _Replayed | None = None
+        """The step that ran last, where it was a graph's and sampled there."""
         self._ends = {tail: parts.graphs.wrap(partial(self._sample, tail)) for tail in CAPTURED_TAILS}
 
     def run(self, batch: InputBatch, tail: StepTail) -> tuple[DraftedRows, Callable[[], None] | None]:
@@ -111,6 +135,7 @@ class DraftedSteps:
             logits = self._queue.queue_scored(batch, tensors, bounds, key)
         else:
             logits = self._queue.queue(tensors, bounds, mode, key, (self._ends[tail],) if alike else ())
+        self._replayed = _Replayed(tensors, bounds, key, shape, batch, rows.num_slots) if alike else None
         if alike:
             return rows, None
         logits, tensors = logits[:num_rows], tensors.first(num_rows, rows.num_slots)
@@ -118,6 +143,30 @@ class DraftedSteps:
             return rows, partial(self._sample_processed, logits, batch, tensors)
         self._sample(tail, logits, tensors)
         return rows, None
+
+    def guess_with(self, steps: GuessSteps, transfers: Transfers) -> None:
+        """As `GuessesBehind` says, of graphs."""
+        if isinstance(steps, GuessGraphs):
+            graphs = self._parts.graphs
+            self._guesses = steps
+            self._found = GuessDownloads(transfers, steps.drafts)
+            self._go_on = graphs.wrap(partial(steps.go_on, self._parts.slots))
+            steps.num_graphs += graphs.num_verifying
+
+    @torch.inference_mode()
+    def guess(self, batch: InputBatch) -> Pending[Int32Array] | None:
+        """As `GuessesBehind` says."""
+        step = self._replayed
+        if step is None or step.batch is not batch or self._found is None:
+            return None
+        return self._found.start(step.num_slots) if self._guess_behind(step, GraphMode.FULL) else None
+
+    def _guess_behind(self, step: "_Replayed", mode: GraphMode) -> bool:
+        if self._guesses is None or self._go_on is None or not self._guesses.goes_on(step.shape):
+            return False
+        with self._guesses.context(mode, step.key):
+            self._go_on(step.tensors, step.bounds)
+        return True
 
     def run_shape(self, mode: GraphMode, key: BatchDescriptor) -> None:
         """A step of padding alone in the shape of a graph, with every end there is a graph for."""
@@ -128,6 +177,10 @@ class DraftedSteps:
         if mode is GraphMode.FULL:  # or buffers that planners keep for this size would be the graph's own
             parts.groups.plan_with(partial(parts.batch.mixed_common, tensors, bounds))
         self._queue.queue(tensors, bounds, mode, key, tuple(self._ends.values()))
+        step = _Replayed(tensors, bounds, key, shape)
+        if mode is GraphMode.FULL:  # what planners keep, as above, and what is compiled at its first launch
+            self._guess_behind(step, GraphMode.NONE)
+        self._guess_behind(step, mode)
 
     def run_largest(self, most: int) -> None:
         """A step of padding in which as many rows are sampled as there may be, of so many requests."""

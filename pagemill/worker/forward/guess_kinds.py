@@ -21,7 +21,7 @@ from pagemill.model.models.dflash import DFlashHead
 from pagemill.model.models.draft_head import DraftHead
 from pagemill.model.models.parallel_eagle import ParallelEagle3Head
 from pagemill.model.models.row_heads import RowHeads
-from pagemill.worker.forward.guess_graphs import FollowingGraphs, GuessGraphs, GuessParts
+from pagemill.worker.forward.guess_graphs import Asked, FollowingGraphs, GuessGraphs, GuessParts
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedTensors
 from pagemill.worker.kv_tensors.attention_groups import AttentionGroups
 from pagemill.worker.spec_decode.hidden_states import HiddenStates
@@ -61,9 +61,9 @@ def _is_capturable(model: CausalLM, groups: AttentionGroups) -> bool:
 class ChainGraphs(FollowingGraphs):
     """A guess goes on with the tokens that it has guessed, one after another."""
 
-    def _guess_step(self, count: int) -> None:
-        asked = self._asked[count]
+    def _guess_step(self, asked: Asked) -> None:
         batch = self._batch
+        count = len(asked)
         positions = batch.positions[:count]
         token_ids = batch.token_ids[:count]
         next_positions = batch.next_positions[:count]
@@ -98,6 +98,8 @@ class ChainGraphs(FollowingGraphs):
 
 class ModelGraphs(ChainGraphs):
     """Of a model that reads tokens alone."""
+
+    shift = 1
 
     def __init__(self, parts: GuessParts, model: CausalLM) -> None:
         super().__init__(parts)
@@ -144,15 +146,15 @@ class ParallelGraphs(HeadGraphs):
             self._masked = head.masked()
             """[1, E]."""
 
-    def _guess_step(self, count: int) -> None:
-        asked = self._asked[count]
+    def _guess_step(self, asked: Asked) -> None:
+        count = len(asked)
         tokens, logits = self._best(self.hidden.index_select(0, asked.rows))
         self._keep_drafts(tokens.unsqueeze(1), logits.unsqueeze(1))
         further = self._max_drafts - 1
         if not further:
             return
         head = self._parallel
-        tensors, bounds = self._alike(asked, torch.full_like(self._drafts[:count, 1:], head.mask_token))
+        tensors, bounds = self._alike(asked, torch.full_like(self.drafts[:count, 1:], head.mask_token))
         masks, positions = self._plan(tensors, bounds)
         tokens, logits = self._best(head.step(masks, self._masked.expand(len(masks), -1), positions))
         self._keep_drafts(tokens.view(count, further), logits.view(count, further), 1)
@@ -167,15 +169,16 @@ class BlockGraphs(FollowingGraphs):
         self._given = given
         self._ahead = [name for name, is_causal in head.causal_layers().items() if not is_causal]
         """Layers in which tokens of a block see those behind them."""
+        self._reach = 1 + parts.max_drafts  # a block begins with the last token
 
     def _compute(self, tokens: Tensor, positions: Tensor, source: Tensor, rows: Tensor) -> Tensor | None:
         self._head.keep(_read(self._given, source), positions)
         return None
 
-    def _guess_step(self, count: int) -> None:
-        asked = self._asked[count]
+    def _guess_step(self, asked: Asked) -> None:
         head = self._head
-        masks = torch.full_like(self._drafts[:count], head.mask_token)
+        count = len(asked)
+        masks = torch.full_like(self.drafts[:count], head.mask_token)
         tensors, bounds = self._alike(asked, torch.cat((asked.tokens.unsqueeze(1), masks), dim=1))
         tokens, positions = self._plan(tensors, bounds)
         if self._ahead:
@@ -194,8 +197,7 @@ class RowGraphs(GuessGraphs):
         self._heads = heads
         self._given = given
 
-    def _guess_step(self, count: int) -> None:
-        asked = self._asked[count]
+    def _guess_step(self, asked: Asked) -> None:
         hidden = self._given.sampled.index_select(0, asked.rows)
         self._keep_drafts(*self._heads.guess(hidden, asked.tokens.long(), self._max_drafts))
 

@@ -2,15 +2,18 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pagemill.messages.pending import Pending
 from pagemill.messages.step import Int32Array, KnownLogprobs, KnownTokens, NewRequest, SampledLogprobs
+from pagemill.platforms.interface import Transfers
 from pagemill.worker.batch.buffers import UploadRing
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.native.decode_step import Decoded
+from pagemill.worker.spec_decode.interface import GuessSteps
 
 Vectors = npt.NDArray[np.float32]
 
@@ -30,6 +33,17 @@ class SampledTokens:
     of its L is void."""
     row_counts: Int32Array | None = None
     """[L] rows of `vectors` for each prompt; None: one each."""
+
+
+class GuessesBehind(Protocol):
+    """Guesses that are queued behind a step whose tokens nobody has waited for."""
+
+    def guess_with(self, steps: GuessSteps, transfers: Transfers) -> None:
+        """Who guesses; told once, before anything runs."""
+
+    def guess(self, batch: InputBatch) -> Pending[Int32Array] | None:
+        """Of a batch that was sampled just now: [slots that sampled, drafts], -1 from where there is none. None, and
+        nothing is queued, where that was no step of a graph in which all verify drafts."""
 
 
 class Forward(ABC):
@@ -55,6 +69,8 @@ class Forward(ABC):
     """Graphs that there may be in the end."""
     uploads: UploadRing | None = None
     """What is sent to a device ahead of its work."""
+    behind: "GuessesBehind | None" = None
+    """What queues guesses behind steps, where a device may."""
     decodes_natively: bool = False
     """Whether `decode` takes any step at all."""
 

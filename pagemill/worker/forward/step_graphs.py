@@ -37,6 +37,11 @@ class StepGraphs:
         """Graphs that there may be in the end, those that only end a step counted as what they take: a fourth more."""
         return self.graphs.num_keys * 5 // 4
 
+    @property
+    def num_verifying(self) -> int:
+        """Graphs of steps that verify drafts, that there may be in the end."""
+        return self.graphs.num_verifying
+
     def wrap(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A whole step, or the end of one."""
         return self.graphs.wrap_step(step)

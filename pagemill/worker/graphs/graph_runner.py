@@ -39,6 +39,8 @@ class Graphs(ABC):
 
     num_keys: int = 0
     """Shapes that may be captured."""
+    num_verifying: int = 0
+    """Of them, those of steps that verify drafts."""
     mixed_keys: frozenset[BatchDescriptor] = frozenset()
     """Shapes of whole steps that do more than decode."""
     max_num_tokens: int = 0
@@ -133,6 +135,7 @@ class GraphRunner(Graphs):
         self.stats = GraphStats()
         keys = dispatcher.graph_keys()
         self.num_keys = len(keys)
+        self.num_verifying = sum(key.query_len > 1 for _, key in keys)
         self.mixed_keys = frozenset(key for mode, key in keys if mode is GraphMode.FULL and not key.uniform)
         self.schedule = CaptureSchedule(keys, lazy=lazy)
         self.num_warm_ups = num_warm_ups

@@ -92,6 +92,10 @@ class AdaptiveCounts:
         self.paused = self._num_idle_steps > IDLE_STEPS and self._num_idle_steps % PATIENCE > 0
         return self.paused
 
+    def asks_all(self, slots: Int32Array) -> bool:
+        """Whether all of these slots had drafts worth their time when they were asked last."""
+        return self._num_idle_steps == 0 and not self._rests[slots].any()
+
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""
         found = []

@@ -18,8 +18,8 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.dflash import DFlashHead
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.spec_decode.chain import followed, rooms, step_batch
-from pagemill.worker.spec_decode.heads import cut_drafts, sound_drafts
+from pagemill.worker.spec_decode.chain import followed, rooms, sound_drafts, step_batch
+from pagemill.worker.spec_decode.heads import cut_drafts
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 

@@ -73,3 +73,12 @@ def rooms(network: DraftNetwork, slots: Int32Array) -> Int32Array:
         table = network.tables.groups[index]
         room = np.minimum(room, table.num_blocks[slots] * table.block_size)
     return room
+
+
+def sound_drafts(which: Int64Array, drafts: Int32Array, count: int) -> list[Int32Array]:
+    """Which of so many slots have [L, drafts] of a device -> drafts of each slot, up to the first that is none."""
+    found: list[Int32Array] = [drafts[:0, 0]] * count
+    lengths = np.logical_and.accumulate(drafts >= 0, axis=1).sum(axis=1)
+    for index, row, length in zip(which.tolist(), drafts, lengths.tolist(), strict=True):
+        found[index] = row[:length]
+    return found

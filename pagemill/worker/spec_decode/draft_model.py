@@ -19,8 +19,8 @@ from pagemill.model.forward_context import ForwardContext, forward_context
 from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.spec_decode.chain import NO_ROW, rooms, step_batch
-from pagemill.worker.spec_decode.heads import cut_drafts, sound_drafts
+from pagemill.worker.spec_decode.chain import NO_ROW, rooms, sound_drafts, step_batch
+from pagemill.worker.spec_decode.heads import cut_drafts
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 from pagemill.worker.spec_decode.native_draft import NativeDraft
 
@@ -98,6 +98,9 @@ class DraftModelProposer(Proposer):
             return
         found = self._run(batch, on_device(batch.token_ids, self._network.device))
         self._hidden = found if self._steps is None else self._steps.place(found)
+
+    def went_on(self, slots: Int32Array) -> None:
+        self._computed[slots] = self._states.num_tokens[slots] + (self._max_drafts - 1)
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         if self._native is not None and (self._guess[slots] >= 0).any():

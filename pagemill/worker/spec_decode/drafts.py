@@ -14,12 +14,14 @@ import numpy.typing as npt
 import torch
 
 from pagemill.log import get_logger
+from pagemill.messages.pending import Pending
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group, SoloGroup
 from pagemill.worker.batch.input_batch import InputBatch
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
+from pagemill.worker.spec_decode.chain import sound_drafts
 from pagemill.worker.spec_decode.interface import GuessSteps, Proposer, Speculation
 
 logger = get_logger(__name__)
@@ -178,12 +180,30 @@ class SlotDrafts:
             self._adaptive.verified(slots, num_drafts, counts.astype(np.int32) - 1)
         return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept, num_drafts)
 
-    def propose(self, slots: Int32Array, computed: Int32Array | None = None) -> Drafts | None:
+    def goes_on(self, slots: Int32Array) -> bool:
+        """Whether drafts of all these [R] slots, which verify some in a step that is under way, are wanted whatever it
+        samples, and there is room for them."""
+        if self._steps is None or (self._disabled_from is not None and len(slots) >= self._disabled_from):
+            return False
+        if self._adaptive is not None and not self._adaptive.asks_all(slots):
+            return False
+        return self._steps.has_room(slots, self._states.num_computed[slots])
+
+    def propose(
+        self,
+        slots: Int32Array,
+        computed: Int32Array | None = None,
+        guessed: Pending[Int32Array] | None = None,
+    ) -> Drafts | None:
         """Drafts of [L] slots that have sampled, in place of those they had; None where there are none. `computed`: [R]
-        all slots of the step; None: no others. A model's guesses are part of what the next step takes."""
+        all slots of the step; None: no others. `guessed`: what a device has guessed behind the step, [L, drafts], -1
+        from where there is none. A model's guesses are part of what the next step takes."""
         with self.timed() if self._proposer.computes else nullcontext():
-            self._proposer.follow(slots if computed is None else computed)
-            return self._propose(slots)
+            if guessed is None:
+                self._proposer.follow(slots if computed is None else computed)
+            else:
+                self._proposer.went_on(slots)
+            return self._propose(slots, guessed)
 
     def held(self, slots: Int32Array) -> Int32Array:
         """[L, 1 + most drafts]: how many drafts each slot has, and these, with anything behind them."""
@@ -200,7 +220,7 @@ class SlotDrafts:
         for slot, start, row in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), held, strict=True):
             self._states.token_ids[slot, start : start + row[0]] = row[1 : 1 + row[0]]
 
-    def _propose(self, slots: Int32Array) -> Drafts | None:
+    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None) -> Drafts | None:
         states = self._states
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0
@@ -209,7 +229,7 @@ class SlotDrafts:
             return None
         known = states.num_tokens[slots]
         room = np.minimum(states.token_ids.shape[1] - 1 - known, self._max_drafts)
-        found = self._guesses(slots, room)
+        found = self._guesses(slots, room) if guessed is None else self._taken(slots, room, guessed.result())
         counts = np.array([len(ids) for ids in found], np.int32)
         if self._adaptive is not None:
             counts = self._adaptive.choose(slots, found)
@@ -236,6 +256,13 @@ class SlotDrafts:
                 int(token_ids.max() if token_ids.min() >= 0 else token_ids.min()), vocab_size - 1,
             )  # fmt: skip
         return valid
+
+    def _taken(self, slots: Int32Array, room: Int32Array, guessed: Int32Array) -> list[Int32Array]:
+        """Of each slot, as many of its [L, drafts] guesses as it has room for."""
+        if self._adaptive is not None:
+            self._adaptive.due(slots)
+        found = sound_drafts(np.arange(len(slots)), guessed, len(slots))
+        return [ids[:most] for ids, most in zip(found, room.tolist(), strict=True)]
 
     def _guesses(self, slots: Int32Array, room: Int32Array) -> list[Int32Array]:
         """Of each slot, as many tokens as it has room for; none of those that need not be asked."""

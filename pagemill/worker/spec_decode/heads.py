@@ -18,7 +18,7 @@ from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.draft_head import DraftHead
 from pagemill.worker.batch.buffers import on_device
 from pagemill.worker.batch.input_batch import InputBatch
-from pagemill.worker.spec_decode.chain import NO_ROW, followed, rooms, step_batch
+from pagemill.worker.spec_decode.chain import NO_ROW, followed, rooms, sound_drafts, step_batch
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 
@@ -130,15 +130,6 @@ class HeadProposer(Proposer):
                 return self._head.step(tokens, hidden, positions, rows)
             given = self._head.step(tokens, hidden, positions)
             return given if len(rows) else given[:0]
-
-
-def sound_drafts(which: Rows, drafts: Int32Array, count: int) -> list[Int32Array]:
-    """Which of so many slots have [L, drafts] of a device -> drafts of each slot, up to the first that is none."""
-    found: list[Int32Array] = [drafts[:0, 0]] * count
-    lengths = np.logical_and.accumulate(drafts >= 0, axis=1).sum(axis=1)
-    for index, row, length in zip(which.tolist(), drafts, lengths.tolist(), strict=True):
-        found[index] = row[:length]
-    return found
 
 
 def cut_drafts(found: Sequence[tuple[Rows, Tensor, Tensor]], counts: Int32Array) -> list[Int32Array]:

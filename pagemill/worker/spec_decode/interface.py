@@ -95,6 +95,11 @@ class GuessSteps(ABC):
         return count <= self.max_requests
 
     @abstractmethod
+    def has_room(self, slots: Int32Array, ends: Int32Array) -> bool:
+        """Whether blocks hold all positions that are computed for guesses of [R] slots, of which the model has computed
+        at most so many tokens."""
+
+    @abstractmethod
     def guess(
         self,
         slots: Int32Array,
@@ -191,6 +196,10 @@ class Proposer(ABC):
     def follow(self, slots: Int32Array) -> None:  # noqa: B027 - for those that keep nothing in the cache
         """The [R] slots of a step that is done; `states` have what they sampled. Told after every step, before
         `propose`: what blocks keep for a proposer must be there when the step is over, for others may share them."""
+
+    def went_on(self, slots: Int32Array) -> None:  # noqa: B027 - for those that note nothing of a slot
+        """In place of `follow` and `propose`: a device has done both for [L] slots that have sampled
+        (`DraftNetwork.steps`)."""
 
     @abstractmethod
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:

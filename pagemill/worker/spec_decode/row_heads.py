@@ -10,7 +10,7 @@ from pagemill.messages.step import Int32Array
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.row_heads import RowHeads
 from pagemill.worker.batch.buffers import on_device
-from pagemill.worker.spec_decode.heads import sound_drafts
+from pagemill.worker.spec_decode.chain import sound_drafts
 from pagemill.worker.spec_decode.hidden_states import WantedHidden
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pagemill.config.graph_mode import GraphMode
+from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.heads import HeadProposer
 from tests.fakes.noted_guesses import note_guesses, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
@@ -52,7 +53,8 @@ def test_it_guesses_what_it_does_on_the_host(checkpoint, guesses, modes, tmp_pat
     assert len(both) > 100
     assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}
     wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
-    assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"}
+    behind = set() if mode == "NONE" else {"both"}
+    assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"} | behind
 
 
 @pytest.mark.slow
@@ -67,3 +69,23 @@ def test_it_guesses_in_a_crowded_cache_and_beside_backends_without_graphs(checkp
     modes.clear()
     assert Run(checkpoint, None, "PIECEWISE", settings=asked, temperature=0.0).tokens == plain.tokens
     assert not modes
+
+
+@pytest.mark.slow
+def test_steps_of_more_requests_than_may_have_drafts_have_no_guesses_behind_them(checkpoint, monkeypatch, tmp_path):
+    head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)
+    asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4, "disable_by_batch_size": 2}}
+    seen = []
+    goes_on = SlotDrafts.goes_on
+
+    def noted(self, slots):
+        found = goes_on(self, slots)
+        seen.append((len(slots), found))
+        return found
+
+    monkeypatch.setattr(SlotDrafts, "goes_on", noted)
+    plain = Run(checkpoint, ahead=False, temperature=0.0)
+    found = Run(checkpoint, None, "FULL_AND_PIECEWISE", settings=WHOLE | asked, temperature=0.0)
+    assert found.tokens == plain.tokens
+    assert {count for count, behind in seen if behind} == {1}
+    assert max(count for count, _ in seen) > 1
