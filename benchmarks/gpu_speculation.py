@@ -9,7 +9,7 @@ figures are those of the machinery: nobody computes the drafts. Two engines run 
 
 With --head, an EAGLE-3 head of random weights (draft_vocab_size 32,000) computes as many drafts as are verified; they
 are thrown away for the scripted ones, so that acceptance is the same. `the drafts`: from a step's tokens on the host to
-these, for so long the GPU works for the head alone, which begins behind the step without the host.
+these, where a step waits for them; behind most steps the head guesses while the host packs the next one.
 
 `host`: from a step's tokens on the host to the next step's launch; for so long the GPU waits for the host. Where steps
 run ahead, plain ones have none of it.
@@ -32,6 +32,7 @@ from pagemill.catalog.proposers import PROPOSERS
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.forward.downloads import DownloadedTokens
+from pagemill.worker.forward.guess_graphs import GuessGraphs
 from pagemill.worker.model_runner import ModelRunner
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.heads import HeadProposer
@@ -72,33 +73,30 @@ class ScriptedHead(HeadProposer):
 
     def __init__(self, context: ProposerContext) -> None:
         super().__init__(context)
-        self._script = Scripted(context)
+        self.script = Scripted(context)
 
     def begin(self, new: NewRequest) -> None:
         super().begin(new)
-        self._script.begin(new)
+        self.script.begin(new)
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
-        return self.replaced(slots, super().propose(slots))
-
-    def replaced(self, slots: Int32Array, computed: Sequence[Int32Array]) -> list[Int32Array]:
-        """Scripted drafts of all slots that have computed ones."""
-        scripted = self._script.propose(slots)
+        computed = super().propose(slots)
+        scripted = self.script.propose(slots)
         return [drafts if len(own) else own for own, drafts in zip(computed, scripted, strict=True)]
 
 
 def script_guesses_behind_steps() -> None:
-    """Scripted drafts also in place of those that a device has computed behind a step."""
-    taken = SlotDrafts._taken
+    """Scripted drafts also in place of those that the device computes behind a step, where the next one finds them."""
+    take = SlotDrafts.take_guesses
 
-    def scripted(drafts: SlotDrafts, slots: Int32Array, room: Int32Array, guessed: Int32Array) -> list[Int32Array]:
-        computed = taken(drafts, slots, room, guessed)
-        if not isinstance(drafts._proposer, ScriptedHead):
-            return computed
-        found = drafts._proposer.replaced(slots, computed)
-        return [ids[:most] for ids, most in zip(found, room.tolist(), strict=True)]
+    def scripted(drafts: SlotDrafts, slots: Int32Array, guessed: Any) -> Any:
+        proposer, steps = drafts._proposer, drafts._steps
+        if isinstance(proposer, ScriptedHead) and isinstance(steps, GuessGraphs):
+            found = np.stack(proposer.script.propose(slots))
+            steps.drafts[: len(found)].copy_(torch.from_numpy(found))
+        return take(drafts, slots, guessed)
 
-    SlotDrafts._taken = scripted  # type: ignore[method-assign]
+    SlotDrafts.take_guesses = scripted  # type: ignore[method-assign]
 
 
 class Clock:

@@ -59,6 +59,8 @@ class ModelRunner:
             return
         if isinstance(self._newest, VerifiedStep):
             self._newest.settle()
+        if step.new or step.known or step.released or self._states.processed[step.slots].any():
+            self._drafts.know()
         self._apply(step)
         num_tokens = self._drafts.num_tokens(step)
         if self._forward.runs_ahead:
@@ -147,6 +149,9 @@ class ModelRunner:
             return
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states, None if self._drafts is None else num_tokens)
+        guessed = None if self._drafts is None else self._drafts.guessed_rows(batch)
+        if guessed is not None:
+            batch = replace(batch, guessed=guessed)
         self._forward.run(batch)
         self._states.advance(step.slots, num_tokens)
         self._executed = batch
@@ -190,7 +195,7 @@ class ModelRunner:
             queued = self._sampled(batch)
             behind = self._forward.behind
             guessed = behind.guess(batch) if behind is not None and drafts.goes_on(batch.slots) else None
-            self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, guessed, drafts))
+            self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, guessed, drafts), guessed)
             return self._newest
         with drafts.timed():
             tokens = self._sampled(batch).result()
@@ -219,7 +224,11 @@ class ModelRunner:
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
         self._clock.close()
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
-        proposed = drafts.propose(verified.slots, batch.slots, guessed)
+        proposed: Pending[Drafts | None]
+        if guessed is None:
+            proposed = Ready(drafts.propose(verified.slots, batch.slots))
+        else:
+            proposed = drafts.take_guesses(verified.slots, guessed)
         answers = self._extensions.answers(verified.slots)
         return partial(_verified_output, batch.step_id, sampled, verified, proposed, answers)
 
@@ -297,7 +306,7 @@ def _verified_output(
     step_id: int,
     sampled: SampledTokens,
     verified: Verified,
-    drafts: Drafts | None = None,
+    drafts: Pending[Drafts | None] | None = None,
     answers: StepAnswersPending | None = None,
 ) -> ModelRunnerOutput:
     return ModelRunnerOutput(
@@ -306,7 +315,7 @@ def _verified_output(
         verified.token_ids,
         counts=verified.counts,
         verified=verified.num_drafts,
-        drafts=drafts,
+        drafts=None if drafts is None else drafts.result(),
         answers=None if answers is None else answers.result(),
         logprobs=None if sampled.logprobs is None else verified.kept_logprobs(sampled.logprobs),
         known_logprobs=sampled.known_logprobs,
@@ -322,15 +331,23 @@ class VerifiedStep:
     """The `Pending` output of a step in which slots may verify drafts, on a device. `settle` comes before the next step
     begins: the slots then have the tokens, and new drafts."""
 
-    def __init__(self, tokens: Pending[SampledTokens], settle: Callable[[], Callable[[], ModelRunnerOutput]]) -> None:
+    def __init__(
+        self,
+        tokens: Pending[SampledTokens],
+        settle: Callable[[], Callable[[], ModelRunnerOutput]],
+        guessed: Pending[Int32Array] | None = None,
+    ) -> None:
+        """`guessed`: drafts on their way to the host, for which `settle` may not wait."""
         self._tokens = tokens
+        self._guessed = guessed
         self._settle = settle
         self._make: Callable[[], ModelRunnerOutput] | None = None
         self._output: ModelRunnerOutput | None = None
 
     def ready(self) -> bool:
         """Whether `result` would not wait."""
-        return self._make is not None or self._tokens.ready()
+        drafts = self._guessed is None or self._output is not None or self._guessed.ready()
+        return drafts and (self._make is not None or self._tokens.ready())
 
     def settle(self) -> Callable[[], ModelRunnerOutput]:
         """Wait for the tokens, once; returns what makes the output."""

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.messages.step import Int32Array
 from pagemill.worker.forward.drafted_steps import DraftedSteps
 from pagemill.worker.forward.guess_graphs import FollowingGraphs, GuessGraphs
-from pagemill.worker.spec_decode.drafts import SlotDrafts
+from pagemill.worker.spec_decode.drafts import GuessedDrafts, SlotDrafts
 from pagemill.worker.spec_decode.interface import Proposer
 
 
@@ -35,6 +36,21 @@ def note_guesses(
             note_all(self._states, slots, found)
         return found
 
+    def noted_late(self: Any, slots: Int32Array, guessed: Any) -> Any:
+        texts = [self._states.token_ids[slot, : self._states.num_tokens[slot]].tolist() for slot in slots.tolist()]
+        found = take(self, slots, guessed)
+        if isinstance(found, GuessedDrafts) and type(self._proposer) is proposer:
+            late.append((found, texts))
+        for drafts, texts in [pair for pair in late if pair[0].ready()]:
+            late.remove((drafts, texts))
+            ends = np.cumsum(drafts.result().counts)[:-1]
+            for text, ids in zip(texts, np.split(drafts.result().token_ids, ends), strict=True):
+                note(text, ids.tolist())
+        return found
+
+    late: list[Any] = []
+    take = SlotDrafts.take_guesses
+    monkeypatch.setattr(SlotDrafts, "take_guesses", noted_late)
     monkeypatch.setattr(proposer, "propose", noted)
     monkeypatch.setattr(SlotDrafts, "_taken", noted_behind)
 

@@ -51,6 +51,9 @@ class InputBatch:
     """[L] the request slots that they belong to; each once, and once more for every draft that it verifies."""
     sampled_positions: Int64Array
     """[L] position in its request of the token to be sampled."""
+    guessed: Int32Array | None = None
+    """[L] where the draft that follows a row is among the guesses on the device, which the host does not know yet; -1:
+    it knows the draft, or there is none. None: it knows all."""
 
     @property
     def sampled(self) -> SampledRows:

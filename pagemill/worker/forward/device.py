@@ -344,10 +344,20 @@ class DeviceForward(Forward):
             _store(self._slots, slots, sample_rows(logits[:count], tail, self._slots.sampling, slots, positions))
             self._downloads.queued()
 
-    def upload(self, packed: Int32Array, shape: MixedShape, kept: bool = False) -> MixedTensors:
+    def upload(
+        self,
+        packed: Int32Array,
+        shape: MixedShape,
+        kept: bool = False,
+        fill: tuple[Tensor, list[Int32Array]] | None = None,
+    ) -> MixedTensors:
         """The batch on the device. `kept`: the shape is a graph's, whose tensors are looked up the next time."""
-        (sent,) = self._send([packed])
+        sent, *places = self._send([packed, *(fill[1] if fill else ())])
         memory = self._batch.mixed[: len(sent)].copy_(sent)
+        if fill:
+            targets, sources, added = places
+            values = fill[0].view(-1).index_select(0, sources).clamp_(min=0).add_(added)
+            memory.index_copy_(0, targets.long(), values)
         self.uploads.uploads_consumed()
         if not kept:
             return shape.tensors(memory)

@@ -164,26 +164,36 @@ class GuessDownloads:
         self._transfers = transfers
         self._drafts = drafts
         self._host = transfers.host_buffer(tuple(drafts.shape), "int32")
+        self._last: DownloadedGuesses | None = None
+
+    def finish(self) -> None:
+        """Wait for those that were asked for last: others may be computed then."""
+        if self._last is not None:
+            self._last.result()
+            self._last = None
 
     def start(self, count: int) -> "DownloadedGuesses":
         """Those of the first `count` requests, as work that is queued until now leaves them."""
         target = self._host[:count]
-        return DownloadedGuesses(self._transfers.download(target, self._drafts[:count]), target)
+        self._last = DownloadedGuesses(self._transfers.download(target, self._drafts[:count]), target)
+        return self._last
 
 
 class DownloadedGuesses:
-    """`Pending` guesses, to be taken before the next ones are asked for."""
+    """`Pending` guesses, copied out of memory that is used again."""
 
     def __init__(self, mark: Mark, target: Tensor) -> None:
         self._mark = mark
         self._target = target
+        self._found: Int32Array | None = None
 
     def ready(self) -> bool:
         """Whether the copy is done."""
-        return self._mark.reached()
+        return self._found is not None or self._mark.reached()
 
     def result(self) -> Int32Array:
         """[R, drafts], waited for."""
-        self._mark.wait()
-        found: Int32Array = self._target.numpy().copy()
-        return found
+        if self._found is None:
+            self._mark.wait()
+            self._found = self._target.numpy().copy()
+        return self._found

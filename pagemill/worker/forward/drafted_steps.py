@@ -38,8 +38,15 @@ BatchEnd = Callable[[Tensor, MixedTensors], None]
 class BatchQueue(Protocol):
     """What queues batches of any kind."""
 
-    def upload(self, packed: Int32Array, shape: MixedShape, kept: bool = False) -> MixedTensors:
-        """Bring a batch to the device. `kept`: the shape is a graph's, and comes again."""
+    def upload(
+        self,
+        packed: Int32Array,
+        shape: MixedShape,
+        kept: bool = False,
+        fill: tuple[Tensor, list[Int32Array]] | None = None,
+    ) -> MixedTensors:
+        """Bring a batch to the device. `kept`: the shape is a graph's, and comes again. `fill`: values on the device,
+        and [N] each: places in what is packed, which values belong there, and what is added to them."""
 
     def queue(
         self,
@@ -128,7 +135,8 @@ class DraftedSteps:
         packed = shape.pack_drafts(batch, parts.slots.pad_slot)
         if self._draws is not None and tail is not StepTail.LOGITS:
             self._leave_to_chance(packed, shape, batch, self._draws)
-        tensors = self._queue.upload(packed, shape, key.query_len > 1)
+        fill = None if batch.guessed is None or self._guesses is None else self._fill(packed, shape, batch)
+        tensors = self._queue.upload(packed, shape, key.query_len > 1, fill)
         alike = key.query_len > 1 and tail is not StepTail.LOGITS
         rows = DraftedRows.of(batch, shape if alike else None)
         if scores:
@@ -159,6 +167,7 @@ class DraftedSteps:
         step = self._replayed
         if step is None or step.batch is not batch or self._found is None:
             return None
+        self._found.finish()
         return self._found.start(step.num_slots) if self._guess_behind(step, GraphMode.FULL) else None
 
     def _guess_behind(self, step: "_Replayed", mode: GraphMode) -> bool:
@@ -219,6 +228,20 @@ class DraftedSteps:
             return mode, key, shape, shape.bounds
         bounds = BatchBounds.of(batch).verifying(graphs.verify_len(longest) if alone else 0)
         return mode, key, MixedShape(key.num_tokens, num_requests, num_rows), bounds
+
+    def _fill(self, packed: Int32Array, shape: MixedShape, batch: InputBatch) -> tuple[Tensor, list[Int32Array]]:
+        """The guesses on the device, and which of them belong where in what is packed, with what is added to them."""
+        if self._guesses is None or batch.guessed is None:
+            raise RuntimeError("nobody guesses on the device")
+        places = places_of(shape)
+        rows = np.flatnonzero(batch.guessed >= 0)
+        sources = batch.guessed[rows]
+        ids = packed[places[-1]][rows]
+        verified = ids != REJECTED
+        targets = np.concatenate((places[2].start + batch.logits_index[rows] + 1, places[-1].start + rows[verified]))
+        added = np.where(ids[verified] >= ACCEPTED, ACCEPTED, 0)
+        arrays = targets, np.concatenate((sources, sources[verified])), np.append(np.zeros_like(rows), added)
+        return self._guesses.drafts, [array.astype(np.int32) for array in arrays]
 
     @staticmethod
     def _leave_to_chance(packed: Int32Array, shape: MixedShape, batch: InputBatch, draws: DraftDraws) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pagemill.log import get_logger
-from pagemill.messages.pending import Pending
+from pagemill.messages.pending import Pending, Ready
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group, SoloGroup
@@ -48,6 +48,51 @@ class Verified(NamedTuple):
         return SampledLogprobs(places[found.indices[which]], found.logprobs.rows(which))
 
 
+class GuessedDrafts:
+    """`Pending` drafts of [L] slots, which a device has guessed. The next step may verify them before they are on the
+    host: it finds them on the device."""
+
+    def __init__(
+        self, states: RequestStates, slots: Int32Array, counts: Int32Array, width: int, guessed: Pending[Int32Array]
+    ) -> None:
+        """`counts`: [L] drafts that each slot has; `guessed`: [L, width]."""
+        self._states = states
+        self._slots = slots
+        self._counts = counts
+        self._known = states.num_tokens[slots]
+        self._width = width
+        self._guessed = guessed
+        self._drafts: Drafts | None = None
+
+    def ready(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._drafts is not None or self._guessed.ready()
+
+    def result(self) -> Drafts:
+        """The drafts, which the slots have from now on; 0 in place of what is no token."""
+        if self._drafts is None:
+            found = np.maximum(self._guessed.result(), 0)
+            token_ids = self._states.token_ids
+            rows = zip(self._slots.tolist(), self._known.tolist(), self._counts.tolist(), found, strict=True)
+            for slot, start, count, row in rows:
+                token_ids[slot, start : start + count] = row[:count]
+            kept = np.arange(self._width) < self._counts[:, None]
+            self._drafts = Drafts(self._counts, found[kept])
+        return self._drafts
+
+    def rows(self, batch: InputBatch) -> Int32Array | None:
+        """[L] of a batch: where the draft that follows each row is among all of [slots, width]; -1: nowhere. None: no
+        draft of the batch is."""
+        of_slot = np.full(len(self._states.num_tokens), -1, np.int32)
+        of_slot[self._slots] = np.arange(len(self._slots))
+        rows = of_slot[batch.sampled_slots]
+        goes_on = np.append(batch.sampled_slots[1:] == batch.sampled_slots[:-1], False) & (rows >= 0)
+        if not goes_on.any():
+            return None
+        places = batch.sampled_positions - self._known[rows]
+        return np.where(goes_on, rows * self._width + places, -1).astype(np.int32)
+
+
 class SlotDrafts:
     """Owns the drafts of all slots, as many as `speculation` says at most. `ranks`: those of the replica, who must all
     have the same drafts though their clocks differ. `state_layers`: those that must be told which
@@ -75,6 +120,8 @@ class SlotDrafts:
         self._state_layers = state_layers
         self._steps = steps
         self._said_invalid = False
+        self._guessed: GuessedDrafts | None = None
+        """Those that may not be on the host yet."""
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
         self._running = np.zeros(0, np.int32)
@@ -151,6 +198,7 @@ class SlotDrafts:
         """Which drafts of a batch hold: [L] rows of the batch and the tokens that they sampled; `counts`: how many of
         them each slot gets, where somebody else has compared. The slots have the tokens from now on, and count as
         computed what was computed of them."""
+        self.know()
         states = self._states
         rows = batch.sampled_slots
         positions = batch.sampled_positions
@@ -189,21 +237,46 @@ class SlotDrafts:
             return False
         return self._steps.has_room(slots, self._states.num_computed[slots])
 
-    def propose(
-        self,
-        slots: Int32Array,
-        computed: Int32Array | None = None,
-        guessed: Pending[Int32Array] | None = None,
-    ) -> Drafts | None:
+    def know(self) -> None:
+        """Wait for drafts that a device has guessed: the slots have them from now on."""
+        if self._guessed is not None:
+            self._guessed.result()
+            self._guessed = None
+
+    def guessed_rows(self, batch: InputBatch) -> Int32Array | None:
+        """`InputBatch.guessed` of a batch."""
+        return None if self._guessed is None else self._guessed.rows(batch)
+
+    def propose(self, slots: Int32Array, computed: Int32Array | None = None) -> Drafts | None:
         """Drafts of [L] slots that have sampled, in place of those they had; None where there are none. `computed`: [R]
-        all slots of the step; None: no others. `guessed`: what a device has guessed behind the step, [L, drafts], -1
-        from where there is none. A model's guesses are part of what the next step takes."""
+        all slots of the step; None: no others. A model's guesses are part of what the next step takes."""
         with self.timed() if self._proposer.computes else nullcontext():
-            if guessed is None:
-                self._proposer.follow(slots if computed is None else computed)
-            else:
-                self._proposer.went_on(slots)
-            return self._propose(slots, guessed)
+            self._proposer.follow(slots if computed is None else computed)
+            return self._propose(slots)
+
+    def take_guesses(self, slots: Int32Array, guessed: Pending[Int32Array]) -> Pending[Drafts | None]:
+        """As `propose`, where a device guesses behind the step: [L, drafts], -1 from where there is none. Guesses are
+        waited for only where it depends on them which are verified."""
+        with self.timed() if self._proposer.computes else nullcontext():
+            self._proposer.went_on(slots)
+            most = self._room(slots)
+            if self._adaptive is not None and not self._adaptive.keeps_all(slots, most):
+                return Ready(self._propose(slots, guessed))
+            counts = most
+            if self._adaptive is not None:
+                self._adaptive.due(slots)
+                counts = self._adaptive.choose(slots, [slots[:1].repeat(count) for count in most.tolist()])
+            self._counts[slots] = counts
+            if not counts.any():
+                return Ready(None)
+            self._guessed = GuessedDrafts(self._states, slots, counts, self._max_drafts, guessed)
+            return self._guessed
+
+    def _room(self, slots: Int32Array) -> Int32Array:
+        """[L] drafts that slots may have."""
+        states = self._states
+        room: Int32Array = np.minimum(states.token_ids.shape[1] - 1 - states.num_tokens[slots], self._max_drafts)
+        return room
 
     def held(self, slots: Int32Array) -> Int32Array:
         """[L, 1 + most drafts]: how many drafts each slot has, and these, with anything behind them."""
@@ -220,7 +293,7 @@ class SlotDrafts:
         for slot, start, row in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), held, strict=True):
             self._states.token_ids[slot, start : start + row[0]] = row[1 : 1 + row[0]]
 
-    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None) -> Drafts | None:
+    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None = None) -> Drafts | None:
         states = self._states
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0
@@ -228,7 +301,7 @@ class SlotDrafts:
         if self._adaptive is not None and self._adaptive.pauses():
             return None
         known = states.num_tokens[slots]
-        room = np.minimum(states.token_ids.shape[1] - 1 - known, self._max_drafts)
+        room = self._room(slots)
         found = self._guesses(slots, room) if guessed is None else self._taken(slots, room, guessed.result())
         counts = np.array([len(ids) for ids in found], np.int32)
         if self._adaptive is not None:

@@ -3,6 +3,7 @@
 import pytest
 
 from pagemill.config.graph_mode import GraphMode
+from pagemill.worker.forward.drafted_steps import DraftedSteps
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.heads import HeadProposer
 from tests.fakes.noted_guesses import note_guesses, note_modes
@@ -39,10 +40,13 @@ CASES = [slow("eagle3", "NONE", 0), ("eagle3", "FULL_AND_PIECEWISE", 1), slow("e
 
 
 @pytest.mark.parametrize(("kind", "mode", "seed"), CASES)
-def test_it_guesses_what_it_does_on_the_host(checkpoint, guesses, modes, tmp_path, kind, mode, seed):
+def test_it_guesses_what_it_does_on_the_host(monkeypatch, checkpoint, guesses, modes, tmp_path, kind, mode, seed):
     head = make_head(tmp_path / "head", kind, seed, **({"draft_vocab_size": 90} if kind == "eagle3" else {}))
     asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4, "adaptive": False}}
     sampling = {"temperature": 0.8, "seed": 5} if seed else {"temperature": 0.0}
+    early = []
+    fill = DraftedSteps._fill
+    monkeypatch.setattr(DraftedSteps, "_fill", lambda *given: early.append(given) or fill(*given))
     plain = Run(checkpoint, ahead=False, **sampling)
     host = Run(checkpoint, ahead=False, settings=asked, **sampling)
     on_host = dict(guesses)
@@ -52,6 +56,8 @@ def test_it_guesses_what_it_does_on_the_host(checkpoint, guesses, modes, tmp_pat
     both = guesses.keys() & on_host.keys()
     assert len(both) > 100
     assert {text: guesses[text] for text in both} == {text: on_host[text] for text in both}
+    # Steps begin before the host knows what they verify.
+    assert (len(early) > 20) == (mode != "NONE")
     wanted = GraphMode.NONE if mode == "NONE" else GraphMode.FULL
     behind = set() if mode == "NONE" else {"both"}
     assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"} | behind
