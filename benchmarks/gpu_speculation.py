@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pagemill import LLM, SamplingParams
 from pagemill.catalog.proposers import PROPOSERS
@@ -88,12 +89,17 @@ class ScriptedHead(HeadProposer):
 def script_guesses_behind_steps() -> None:
     """Scripted drafts also in place of those that the device computes behind a step, where the next one finds them."""
     take = SlotDrafts.take_guesses
+    pinned: dict[int, Tensor] = {}
 
     def scripted(drafts: SlotDrafts, slots: Int32Array, guessed: Any) -> Any:
         proposer, steps = drafts._proposer, drafts._steps
         if isinstance(proposer, ScriptedHead) and isinstance(steps, GuessGraphs):
             found = np.stack(proposer.script.propose(slots))
-            steps.drafts[: len(found)].copy_(torch.from_numpy(found))
+            if len(found) not in pinned:  # pageable memory would make the host wait for the guesses
+                pinned[len(found)] = torch.empty(found.shape, dtype=torch.int32, pin_memory=True)
+            source = pinned[len(found)]  # sent long ago, now that a step's tokens are there
+            source.numpy()[:] = found
+            steps.drafts[: len(found)].copy_(source, non_blocking=True)
         return take(drafts, slots, guessed)
 
     SlotDrafts.take_guesses = scripted  # type: ignore[method-assign]

@@ -53,6 +53,11 @@ def end_verification(
     _for(slots).end_verification(slots, first_rows, drafts, sampled, last_tokens, results, turn)
 
 
+def keep_guesses(logits: Tensor, tokens_of: Tensor | None, slots: Tensor, last_tokens: Tensor, drafts: Tensor) -> None:
+    """Keep what is guessed from logits: for the next step, and as drafts."""
+    _for(logits).keep_guesses(logits, tokens_of, slots, last_tokens, drafts)
+
+
 def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
     """Changes of a block table."""
     _for(table).write_places(table, places, values)

@@ -123,6 +123,21 @@ def end_verification(
     turn.copy_((turn + 1) % len(results))
 
 
+def keep_guesses(logits: Tensor, tokens_of: Tensor | None, slots: Tensor, last_tokens: Tensor, drafts: Tensor) -> None:
+    """Keep the most likely token of each row: as its slot's last, and as a draft; -1 for a row with a NaN, or whose
+    largest is infinite, and token 0 as the slot's last.
+
+    logits [R, V]; tokens_of [V] int64: which token each of them is, None: that of its index; slots [R] int32. Changed:
+    last_tokens [S] int64, drafts [R] int32 of any stride.
+    """
+    best, tokens = logits.max(dim=-1)
+    if tokens_of is not None:
+        tokens = tokens_of.index_select(0, tokens)
+    broken = ~best.isfinite()
+    last_tokens.index_copy_(0, slots.long(), tokens.masked_fill(broken, 0))
+    drafts.copy_(tokens.masked_fill(broken, -1))
+
+
 def write_places(table: Tensor, places: Tensor, values: Tensor) -> None:
     """table [S, C] int32: values [N] at the flat places [N], both int32."""
     table.view(-1).index_copy_(0, places.long(), values)

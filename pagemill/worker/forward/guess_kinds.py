@@ -61,6 +61,9 @@ def _is_capturable(model: CausalLM, groups: AttentionGroups) -> bool:
 class ChainGraphs(FollowingGraphs):
     """A guess goes on with the tokens that it has guessed, one after another."""
 
+    _tokens_of: Tensor | None = None
+    """[V] int64: the model's tokens of the logits; None: those of their indices."""
+
     def _guess_step(self, asked: Asked) -> None:
         batch = self._batch
         count = len(asked)
@@ -83,17 +86,16 @@ class ChainGraphs(FollowingGraphs):
                 )
                 self._planned.update(self._groups.plan_with(partial(batch.decode_common, replayed, count)))
                 hidden = self._next(token_ids, hidden, positions)
-            tokens, logits = self._best(hidden)
-            self._last_tokens.index_copy_(0, asked.slots.long(), tokens)
-            self._keep_drafts(tokens.unsqueeze(1), logits.unsqueeze(1), place)
+            drafts = self.drafts[:count, place]
+            batching.keep_guesses(self._logits(hidden), self._tokens_of, asked.slots, self._last_tokens, drafts)
 
     @abstractmethod
     def _next(self, tokens: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         """[R] int64 tokens, [R, E] from which they were guessed, and their positions -> [R, E]."""
 
     @abstractmethod
-    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, E] -> [R] tokens, int64, and their logits."""
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V]."""
 
 
 class ModelGraphs(ChainGraphs):
@@ -113,9 +115,8 @@ class ModelGraphs(ChainGraphs):
         found: Tensor = self._model(tokens, positions)
         return found
 
-    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        logits, tokens = self._model.compute_logits(hidden).max(dim=-1)
-        return tokens, logits
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._model.compute_logits(hidden)
 
 
 class HeadGraphs(ChainGraphs):
@@ -125,6 +126,7 @@ class HeadGraphs(ChainGraphs):
         super().__init__(parts)
         self._head = head
         self._given = given
+        self._tokens_of = None if head.offsets is None else head.offsets.tokens
 
     def _compute(self, tokens: Tensor, positions: Tensor, source: Tensor, rows: Tensor) -> Tensor | None:
         return self._head.step(tokens, self._head.fused(_read(self._given, source)), positions, rows)
@@ -132,8 +134,8 @@ class HeadGraphs(ChainGraphs):
     def _next(self, tokens: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
         return self._head.step(tokens, hidden, positions)
 
-    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._head.best(hidden)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._head.compute_logits(hidden)
 
 
 class ParallelGraphs(HeadGraphs):
@@ -148,7 +150,7 @@ class ParallelGraphs(HeadGraphs):
 
     def _guess_step(self, asked: Asked) -> None:
         count = len(asked)
-        tokens, logits = self._best(self.hidden.index_select(0, asked.rows))
+        tokens, logits = self._head.best(self.hidden.index_select(0, asked.rows))
         self._keep_drafts(tokens.unsqueeze(1), logits.unsqueeze(1))
         further = self._max_drafts - 1
         if not further:
@@ -156,7 +158,7 @@ class ParallelGraphs(HeadGraphs):
         head = self._parallel
         tensors, bounds = self._alike(asked, torch.full_like(self.drafts[:count, 1:], head.mask_token))
         masks, positions = self._plan(tensors, bounds)
-        tokens, logits = self._best(head.step(masks, self._masked.expand(len(masks), -1), positions))
+        tokens, logits = head.best(head.step(masks, self._masked.expand(len(masks), -1), positions))
         self._keep_drafts(tokens.view(count, further), logits.view(count, further), 1)
 
 

@@ -94,12 +94,13 @@ class AdaptiveCounts:
 
     def asks_all(self, slots: Int32Array) -> bool:
         """Whether all of these slots had drafts worth their time when they were asked last."""
-        return self._num_idle_steps == 0 and not self._rests[slots].any()
+        return self._num_idle_steps == 0 and not any(self._rests[slot] for slot in slots.tolist())
 
     def keeps_all(self, slots: Int32Array, most: Int32Array) -> bool:
         """Whether `choose` would find that slots which have had drafts should verify as many as they may have, whatever
         these are."""
-        return bool(self.asks_all(slots) and (self._best(slots, most) == most).all())
+        counts = most.tolist()
+        return self.asks_all(slots) and self._best(slots.tolist(), counts) == counts
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""

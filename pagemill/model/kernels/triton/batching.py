@@ -12,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.batching_reference import SlotTokens, TableRows
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.argmax import argmax
 
 _COLUMNS = 128
 _TOKENS = 256
@@ -126,6 +127,24 @@ def _end_verification(
     tl.store(turn, (now + 1) % num_turns)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _keep_guesses(
+    found, tokens_of, slots, last_tokens, drafts, num_rows, stride,
+    MAPPED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = row < num_rows
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    slot = tl.load(slots + row, inside, 0)
+    token = tl.load(found + row, inside, -1)
+    if MAPPED:
+        token = tl.load(tokens_of + token, token >= 0, -1)
+    tl.store(last_tokens + slot, tl.maximum(token, 0), inside)
+    tl.store(drafts + row * stride, token.to(tl.int32), inside)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _write(table, places, values, count, BLOCK: tl.constexpr, PDL: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -194,6 +213,15 @@ def end_verification(
         slots, first_rows, drafts, sampled, last_tokens, results, turn, len(slots), len(sampled), results.shape[1],
         len(results), BLOCK=_FEW_ROWS if len(sampled) <= _FEW_ROWS else _ROWS, PDL=launch.dependent(),
         **launch.options(),
+    )  # fmt: skip
+
+
+def keep_guesses(logits: Tensor, tokens_of: Tensor | None, slots: Tensor, last_tokens: Tensor, drafts: Tensor) -> None:
+    """See batching_reference."""
+    found = argmax(logits)
+    launch.on(_keep_guesses, (triton.cdiv(len(slots), _FEW_ROWS),))(
+        found, found if tokens_of is None else tokens_of, slots, last_tokens, drafts, len(slots), drafts.stride(0),
+        MAPPED=tokens_of is not None, BLOCK=_FEW_ROWS, PDL=launch.dependent(), **launch.options(1),
     )  # fmt: skip
 
 

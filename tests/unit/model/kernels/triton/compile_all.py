@@ -244,6 +244,9 @@ def around_steps() -> None:
         last_tokens, turn = ints(33, dtype=torch.int64), ints(1, dtype=torch.int64)
         sampled = ints(rows, dtype=torch.int64)
         batching.end_verification(ints(6), ints(6), ints(rows), sampled, last_tokens, ints(4, 400), turn)
+    for tokens_of in (None, ints(32000, dtype=torch.int64)):
+        logits, last_tokens = torch.empty(6, 32000, dtype=torch.bfloat16), ints(33, dtype=torch.int64)
+        batching.keep_guesses(logits, tokens_of, ints(6), last_tokens, ints(6, 5)[:, 1])
 
 
 def attention() -> None:

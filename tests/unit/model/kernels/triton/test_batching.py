@@ -96,13 +96,35 @@ def test_verified_tokens_are_the_drafts_up_to_the_first_that_is_wrong():
     assert tokens[[4, 0, 7]].tolist() == [13, 20, 0], "a token that could not be sampled is computed as 0"
 
 
+def guess(module):
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(4, 5000, generator=generator).to(DEVICE)
+    logits[1, 70] = torch.nan
+    logits[2, 80] = torch.inf
+    logits[3, 4999] = 50.0
+    tokens_of = torch.arange(1000, 6000, device=DEVICE)
+    drafts = torch.full((2, 4, 3), 7, dtype=torch.int32, device=DEVICE)
+    tokens = last_tokens()
+    for place, given in enumerate((None, tokens_of)):
+        module.keep_guesses(logits, given, ints(4, 0, 7, 2), tokens, drafts[place, :, 1])
+    return [tokens, drafts]
+
+
+def test_guesses_are_the_most_likely_tokens():
+    tokens, drafts = guess(reference)
+    assert drafts[0, 1:, 1].tolist() == [-1, -1, 4999]
+    assert drafts[1, 1:, 1].tolist() == [-1, -1, 5999]
+    assert drafts[:, :, ::2].unique().tolist() == [7]
+    assert tokens[[0, 7, 2]].tolist() == [0, 0, 5999], "a guess that is none is computed as token 0"
+
+
 def write(module):
     blocks = table(0)
     module.write_places(blocks, ints(0, COLUMNS + 3, 5), ints(77, 78, 79))
     return [blocks]
 
 
-@pytest.mark.parametrize("work", [decode, place, end, verify, write])
+@pytest.mark.parametrize("work", [decode, place, end, verify, guess, write])
 def test_as_plain_torch(work):
     for actual, expected in zip(work(kernels), work(reference), strict=True):
         assert actual.tolist() == expected.tolist()
