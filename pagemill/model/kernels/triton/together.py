@@ -20,7 +20,7 @@ from triton.runtime.cache import get_cache_manager
 
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
-from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton import launch, modules
 from pagemill.utils.cpu_affinity import current_cpus
 from pagemill.utils.disk_errors import disk_problem
 
@@ -36,6 +36,7 @@ def compile_together(precompilation: Iterable[None], whole: bool = False) -> Ite
     precompilation is to be `whole`. A kernel that cannot be compiled raises its error when it is launched, as any does.
     """
     began = time.monotonic()
+    modules.keep_apart()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     num_threads = len(current_cpus()) or os.cpu_count() or 1
     with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
