@@ -167,6 +167,29 @@ def test_most_of_a_guess_is_left_out_where_its_end_is_never_right():
     assert MOST not in counts
 
 
+@pytest.mark.parametrize("num_slots", [1, 3, 40])
+def test_it_is_known_without_their_drafts_when_slots_verify_all_of_them(num_slots):
+    simulation = Simulation(num_slots, memory_bound, right=lambda place: place < 2000)
+    adaptive, slots = simulation.adaptive, simulation.slots
+    choose, most, known = adaptive.choose, np.full(num_slots, MOST, np.int32), []
+
+    def noted(slots, guesses):
+        asks, keeps = adaptive.asks_all(slots), adaptive.keeps_all(slots, most)
+        found = choose(slots, guesses)
+        plain = adaptive._num_drafted_steps == 0 and not adaptive._rests[0]  # now and then there is a step without any
+        assert asks or not keeps
+        assert not keeps or plain or (found == MOST).all()
+        known.append(keeps)
+        return found
+
+    adaptive.choose = noted
+    while (simulation.states.num_tokens < 3000).any():
+        simulation.step()
+    assert sum(known) > 100
+    assert not adaptive.asks_all(slots)
+    assert not adaptive.keeps_all(slots, most)
+
+
 def test_a_new_request_begins_with_what_is_known_of_others():
     simulation = Simulation(2, memory_bound, right=lambda place: False)
     simulation.run(200)
