@@ -12,6 +12,8 @@ FloatArray = npt.NDArray[np.float64]
 
 KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256, 384, 512)
 """Numbers of tokens that have an estimate of their own; between them it is interpolated."""
+FIRST_KNOTS = 8
+"""Up to which every number has one."""
 FIXED_TOKENS = 4.0
 """What a step costs however many tokens it has, in tokens: a guess, for numbers that were not seen yet. It is a low one
 for machines that wait for memory, so that a larger step is tried where much is won by it, and measured then."""
@@ -74,6 +76,8 @@ class StepCosts:
         """[most - fewest + 1] of steps with `fewest` > 0 to `most` tokens; never less for more of them. In some unit,
         as long as nothing was measured."""
         known = self._estimates()
+        if most <= FIRST_KNOTS:  # which follow one another
+            return known[fewest - 1 : most]
         upper = bisect_left(KNOTS, fewest)
         found = []
         for count in range(fewest, min(most, KNOTS[-1]) + 1):
@@ -109,18 +113,25 @@ class StepCosts:
         memory = MEMORY if num_seen > 1 else self._memories[knot]
         return num_seen > 0 and self._num_steps - self._seen_at[knot] < memory
 
+    def _remembered(self) -> list[int]:
+        """Knots of which something is known; the others forget what was."""
+        known = []
+        for knot, num_seen in enumerate(self._num_seen):
+            if not num_seen:
+                continue
+            if self._is_known(knot):
+                known.append(knot)
+                continue
+            self._num_seen[knot] = 0
+            if num_seen == 1:
+                self._memories[knot] = min(2 * self._memories[knot], MEMORY)
+        return known
+
     def _fill(self) -> None:
         """Estimates for knots of which nothing is known: between two that are known on the line, elsewhere from the
         nearest one by FIXED_TOKENS."""
         seconds = self._seconds
-        known = []
-        for knot, num_seen in enumerate(self._num_seen):
-            if self._is_known(knot):
-                known.append(knot)
-            elif num_seen:
-                self._num_seen[knot] = 0
-                if num_seen == 1:
-                    self._memories[knot] = min(2 * self._memories[knot], MEMORY)
+        known = self._remembered()
         if not known:
             return
         for lower, upper in pairwise(known):

@@ -1,9 +1,15 @@
 """`DraftTally`: counts what became of drafts. Knows no slots and no requests."""
 
 from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
 
 from pagemill.messages.stats import DraftCounts
 from pagemill.messages.step import Int32Array
+
+FEW_SLOTS = 96
+"""For which lists are faster than arrays."""
 
 
 class DraftTally:
@@ -19,9 +25,8 @@ class DraftTally:
 
     def add(self, verified: Int32Array, counts: Int32Array | None) -> None:
         """[L] drafts that slots verified in a step, and [L] tokens that they got; None: one each."""
-        got = [1] * len(verified) if counts is None else counts.tolist()
         # Few pairs differ, of however many slots.
-        for (num_drafts, num_tokens), times in Counter(zip(verified.tolist(), got, strict=True)).items():
+        for (num_drafts, num_tokens), times in _pairs(verified, counts):
             if num_drafts <= 0:
                 continue
             self._num_drafts += times
@@ -33,3 +38,16 @@ class DraftTally:
 
     def _counted(self) -> DraftCounts:
         return DraftCounts(self._num_drafts, self._num_tokens, tuple(self._accepted))
+
+
+def _pairs(verified: Int32Array, counts: Int32Array | None) -> Iterable[tuple[tuple[int, int], int]]:
+    """[L], [L] -> the pairs of both, and how often each is there; those of no drafts may be left out."""
+    if counts is None:
+        return Counter((num_drafts, 1) for num_drafts in verified.tolist()).items()
+    if len(verified) <= FEW_SLOTS:
+        return Counter(zip(verified.tolist(), counts.tolist(), strict=True)).items()
+    some = verified > 0
+    width = int(verified.max()) + 2  # tokens are one more than drafts at most
+    times = np.bincount(verified[some] * width + counts[some])
+    there = np.flatnonzero(times)
+    return zip((divmod(code, width) for code in there.tolist()), times[there].tolist(), strict=True)

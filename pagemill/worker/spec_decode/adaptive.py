@@ -5,6 +5,8 @@ its number of tokens. Guesses that are not verified are compared with the tokens
 anything: so a slot whose text cannot be guessed has no drafts, and has some again when it can. Knows no proposer.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +18,7 @@ from pagemill.worker.batch.request_states import RequestStates
 logger = get_logger(__name__)
 
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 RATE = 0.2
 """What one guess weighs among those of its slot."""
@@ -42,24 +45,26 @@ FEW_ROWS = 24
 class AdaptiveCounts:
     """Of S slots and at most K drafts each. All ranks of a replica decide the same if they are told the same times.
 
-    What is known is in lists: there are few numbers, and a step of few requests takes little longer than to run some
-    tens of functions on arrays, which have left the caches since the step before.
+    How often drafts are right is in an array, of which a step of few slots takes its part as lists: it takes little
+    longer than to run some tens of functions on arrays, which have left the caches since the step before.
     """
 
     def __init__(self, states: RequestStates, max_drafts: int, costs: StepCosts | None = None) -> None:
         num_slots = len(states.num_tokens)
         self.costs = StepCosts() if costs is None else costs
         self._states = states
+        self._places = np.arange(max_drafts)
+        self._kept: FloatArray = np.power(1 - SHARED_RATE, np.arange(num_slots + 1), dtype=np.float64)
+        """[S + 1] what is left of `_shared` after so many guesses."""
         self._shared = [FIRST_RATE] * max_drafts
         """[K] how often the draft at a place is right where those before it are, in all slots."""
-        self._rates = [self._shared.copy() for _ in range(num_slots)]
-        """[S][K] the same, by slot."""
-        self._rests = [False] * num_slots
-        """[S] whether a slot has no drafts because they are not worth it."""
-        self._guesses: list[list[int]] = [[] for _ in range(num_slots)]
-        """[S] what was guessed and is not verified."""
-        self._judged_at = [0] * num_slots
-        """[S] tokens of the slot with which its guess is judged; 0: it has none."""
+        self._rates: FloatArray = np.full((num_slots, max_drafts), FIRST_RATE)
+        """[S, K] the same, by slot."""
+        self._resting: set[int] = set()
+        """Slots that have no drafts because they are not worth it."""
+        self._guesses: dict[int, tuple[int, list[int]]] = {}
+        """By slot: what was guessed and is not verified, and the number of tokens of the slot with which it is judged.
+        No guess: so many until it is asked for one again."""
         self._num_drafted_steps = 0
         self._num_idle_steps = 0
         self.paused = False
@@ -70,20 +75,24 @@ class AdaptiveCounts:
 
     def begin(self, slot: int) -> None:
         """A slot has another request."""
-        self._rates[slot] = self._shared.copy()
+        self._rates[slot] = self._shared
         self._num_idle_steps = 0
-        self._rests[slot] = False
-        self._judged_at[slot] = 0
+        self._resting.discard(slot)
+        self._guesses.pop(slot, None)
 
     def replace(self, slot: int) -> None:
         """Tokens of a slot are others now: what was guessed of it is void."""
-        self._judged_at[slot] = 0
+        self._guesses.pop(slot, None)
 
     def verified(self, slots: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
         """[L] drafts that slots verified, some of which may be none, and how many of them were right."""
-        for slot, count, right in zip(slots.tolist(), num_drafts.tolist(), num_accepted.tolist(), strict=True):
-            if count > 0:
-                self._learn(slot, count, right)
+        if len(slots) > FEW_ROWS:
+            some = num_drafts > 0
+            if not some.all():
+                slots, num_drafts, num_accepted = slots[some], num_drafts[some], num_accepted[some]
+            self._learn_many(slots, num_drafts, num_accepted)
+        else:
+            self._learn(slots, num_drafts.tolist(), num_accepted.tolist())
 
     def pauses(self) -> bool:
         """Whether nobody is to be asked for a guess after this step, nor told of what was sampled: steps had no drafts
@@ -94,57 +103,63 @@ class AdaptiveCounts:
 
     def asks_all(self, slots: Int32Array) -> bool:
         """Whether all of these slots had drafts worth their time when they were asked last."""
-        return self._num_idle_steps == 0 and not any(self._rests[slot] for slot in slots.tolist())
+        return self._num_idle_steps == 0 and self._resting.isdisjoint(slots.tolist())
 
     def keeps_all(self, slots: Int32Array, most: Int32Array) -> bool:
         """Whether `choose` would find that slots which have had drafts should verify as many as they may have, whatever
         these are."""
-        counts = most.tolist()
-        return self.asks_all(slots) and self._best(slots.tolist(), counts) == counts
+        return self.asks_all(slots) and self._best(slots, most.tolist()) == most.tolist()
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""
+        if not self._resting and not self._guesses:
+            return np.ones(len(slots), np.bool_)
         found = []
+        judged = []
         for slot, known in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), strict=True):
-            judged_at = self._judged_at[slot]
-            found.append(judged_at <= known or not self._rests[slot])
-            if 0 < judged_at <= known:
-                self._judge(slot)
+            guess = self._guesses.get(slot)
+            is_open = guess is None or guess[0] <= known
+            found.append(is_open or slot not in self._resting)
+            if is_open and guess is not None:
+                del self._guesses[slot]
+                judged.append((slot, *guess))
+        if judged:
+            self._judge(judged)
         return np.array(found, np.bool_)
 
-    def choose(self, slots: Int32Array, guesses: list[Int32Array]) -> Int32Array:
+    def choose(self, slots: Int32Array, guesses: Sequence[Int32Array]) -> Int32Array:
         """[L] how many of the first tokens of their guess slots verify in the next step, in which all of them run.
 
         Drafts are ranked by how likely they are accepted, and as many of them are taken as make the expected number
         of tokens, over the expected time of the step, largest.
         """
-        rows = slots.tolist()
         most = [len(ids) for ids in guesses]
-        counts = [0] * len(rows)
+        counts = most
         if any(most):
-            counts = self._best(rows, most)
+            counts = self._best(slots, most)
             self._num_drafted_steps += 1
             if not any(counts):
                 self._num_drafted_steps = 0
-                self._put_off(rows, guesses, most, counts)
+                self._put_off(slots.tolist(), guesses, counts)
                 return np.array(counts, np.int32)
             self._num_idle_steps = 0
             if self._num_drafted_steps > PLAIN_EVERY:
                 self._num_drafted_steps = 0
-                return np.zeros(len(rows), np.int32)
+                return np.zeros(len(slots), np.int32)
         else:
             self._num_drafted_steps = 0
-        if counts != most or any(self._rests[slot] for slot in rows):
-            self._put_off(rows, guesses, most, counts)
+        if self._resting or counts != most:
+            self._put_off(slots.tolist(), guesses, counts)
         return np.array(counts, np.int32)
 
-    def _best(self, slots: list[int], most: list[int]) -> list[int]:
+    def _best(self, slots: Int32Array, most: list[int]) -> list[int]:
+        """[L] slots and the drafts that each may have -> how many it should have."""
         if len(slots) > FEW_ROWS:
             return self._best_of_many(slots, most)
         drafts = []
-        for row, slot in enumerate(slots):
+        for row, (rates, count) in enumerate(zip(self._rates[slots].tolist(), most, strict=True)):
             chance = 1.0
-            for rate in self._rates[slot][: most[row]]:
+            for rate in rates[:count]:
                 chance *= rate
                 drafts.append((-chance, row))
         drafts.sort()
@@ -162,53 +177,71 @@ class AdaptiveCounts:
             counts[row] += 1
         return counts
 
-    def _best_of_many(self, slots: list[int], most: list[int]) -> list[int]:
+    def _best_of_many(self, slots: Int32Array, most: list[int]) -> list[int]:
         """The same by arrays."""
-        rates = np.array([self._rates[slot] for slot in slots])
-        there = np.arange(rates.shape[1]) < np.array(most)[:, None]
-        rows = np.nonzero(there)[0]
-        chances = np.cumprod(rates, axis=1)[there]
+        rates = self._rates[slots]
+        there = self._places < np.array(most)[:, None]
+        chances = np.multiply.accumulate(rates, axis=1)[there]
         order = np.argsort(-chances, kind="stable")
-        tokens = len(slots) + np.concatenate(([0.0], np.cumsum(chances[order])))
-        speeds = tokens / self.costs.array(len(slots), len(slots) + len(rows))
+        speeds = np.empty(len(order) + 1)
+        speeds[0] = 0
+        np.add.accumulate(chances[order], out=speeds[1:])
+        speeds += len(slots)
+        speeds /= self.costs.array(len(slots), len(slots) + len(order))
         speeds[0] *= LEAST_GAIN
         best = int(speeds.argmax())
-        counts: list[int] = np.bincount(rows[order[:best]], minlength=len(slots)).tolist()
+        if best == len(order):
+            return most
+        taken = np.zeros(len(order), np.bool_)
+        taken[order[:best]] = True
+        there[there] = taken
+        counts: list[int] = there.sum(axis=1).tolist()
         return counts
 
-    def _put_off(self, slots: list[int], guesses: list[Int32Array], most: list[int], counts: list[int]) -> None:
+    def _put_off(self, slots: list[int], guesses: Sequence[Int32Array], counts: list[int]) -> None:
         """Slots that verify nothing though they have a guess rest, and those that rested and verify none go on; a
         guess of theirs is kept until its tokens are known."""
         known = self._states.num_tokens
-        for row, slot in enumerate(slots):
-            if counts[row]:
-                self._rests[slot] = False
-                self._judged_at[slot] = 0
-            elif most[row]:
-                self._rests[slot] = True
-                if self._judged_at[slot] <= known[slot]:
-                    self._guesses[slot] = guesses[row].tolist()
-                    self._judged_at[slot] = int(known[slot]) + most[row]
-            elif self._rests[slot] and self._judged_at[slot] <= known[slot]:
-                self._guesses[slot] = []
-                self._judged_at[slot] = int(known[slot]) + PATIENCE
+        resting, kept = self._resting, self._guesses
+        for slot, guess, count in zip(slots, guesses, counts, strict=True):
+            if count:
+                resting.discard(slot)
+                kept.pop(slot, None)
+            elif len(guess) or slot in resting:
+                resting.add(slot)
+                if slot not in kept:
+                    kept[slot] = int(known[slot]) + (len(guess) or PATIENCE), guess.tolist()
 
-    def _judge(self, slot: int) -> None:
-        """Compare a guess with the tokens that came, all of which are known."""
-        guess = self._guesses[slot]
-        end = self._judged_at[slot]
-        self._judged_at[slot] = 0
-        if not guess:
-            return
-        came = self._states.token_ids[slot, end - len(guess) : end].tolist()
-        right = 0
-        while right < len(guess) and came[right] == guess[right]:
-            right += 1
-        self._learn(slot, len(guess), right)
+    def _judge(self, guesses: Sequence[tuple[int, int, list[int]]]) -> None:
+        """Compare guesses of slots with the tokens that came, all of which are known."""
+        token_ids = self._states.token_ids
+        asked = [(slot, end - len(guess), guess) for slot, end, guess in guesses if guess]
+        slots = [slot for slot, _, _ in asked]
+        num_drafts = [len(guess) for _, _, guess in asked]
+        num_right = [0] * len(asked)
+        firsts = token_ids[slots, [start for _, start, _ in asked]].tolist()
+        for index, (came, (slot, start, guess)) in enumerate(zip(firsts, asked, strict=True)):
+            if came == guess[0]:
+                found = token_ids[slot, start : start + len(guess)].tolist()
+                num_right[index] = next(
+                    (place for place, token in enumerate(guess) if token != found[place]), len(guess)
+                )
+        if len(slots) > FEW_ROWS:
+            self._learn_many(*(np.array(values, np.int32) for values in (slots, num_drafts, num_right)))
+        elif slots:
+            self._learn(np.array(slots, np.int32), num_drafts, num_right)
 
-    def _learn(self, slot: int, num_drafts: int, num_right: int) -> None:
-        """Of `num_drafts` > 0 guesses of a slot, the first `num_right` were right."""
-        rates, shared = self._rates[slot], self._shared
+    def _learn(self, slots: Int32Array, num_drafts: list[int], num_right: list[int]) -> None:
+        """[L] of so many guesses of a slot, the first ones that were right; slots without guesses are as they were."""
+        rates = self._rates[slots].tolist()
+        for of_slot, count, right in zip(rates, num_drafts, num_right, strict=True):
+            if count > 0:
+                self._learn_one(of_slot, count, right)
+        self._rates[slots] = rates
+        self._note_share(sum(num_drafts), sum(num_right))
+
+    def _learn_one(self, rates: list[float], num_drafts: int, num_right: int) -> None:
+        shared = self._shared
         if num_right == num_drafts:
             # A place that nobody tries is taken, in time, for as good as the one before it.
             for place in range(len(rates) - 1, num_drafts, -1):
@@ -219,9 +252,31 @@ class AdaptiveCounts:
             shared[place] += SHARED_RATE * (right - shared[place])
         if num_right == num_drafts < len(rates):
             rates[num_drafts] += RATE / 4 * (rates[num_drafts - 1] - rates[num_drafts])
-        self._note_share(num_drafts, num_right)
+
+    def _learn_many(self, slots: Int32Array, num_drafts: Int32Array, num_right: Int32Array) -> None:
+        """The same by arrays, of `num_drafts` > 0."""
+        if not len(slots):
+            return
+        places = self._places
+        right = places < num_right[:, None]
+        reached = (places < num_drafts[:, None]) & (places <= num_right[:, None])
+        rates = self._rates[slots]
+        learnt = np.where(reached, rates + RATE * (right - rates), rates)
+        all_right = num_right == num_drafts
+        if (num_drafts[all_right] < len(places)).any():
+            untried = (places >= num_drafts[:, None]) & all_right[:, None] & (places > 0)
+            before = np.concatenate((learnt[:, :1], learnt[:, :-1]), axis=1)
+            learnt = np.where(untried, learnt + RATE / 4 * (before - learnt), learnt)
+        self._rates[slots] = learnt
+        # One guess after the other: those that come later weigh more.
+        later = np.add.accumulate(reached[::-1], axis=0, dtype=np.int32)[::-1]
+        gained = (self._kept[later - reached] * right).sum(axis=0)
+        self._shared = (self._kept[later[0]] * self._shared + SHARED_RATE * gained).tolist()
+        self._note_share(int(num_drafts.sum()), int(num_right.sum()))
 
     def _note_share(self, num_drafts: int, num_right: int) -> None:
+        if not num_drafts:
+            return
         self._num_judged += num_drafts
         kept = (1 - SHARED_RATE / 4) ** num_drafts
         self._share_right = kept * self._share_right + (1 - kept) * num_right / num_drafts

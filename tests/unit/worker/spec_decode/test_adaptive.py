@@ -104,7 +104,7 @@ def test_drafts_return_when_the_text_can_be_guessed_and_go_when_it_cannot():
     simulation = Simulation(4, memory_bound, right=lambda place: change[0] <= place < change[1])
     while (simulation.states.num_tokens < change[0]).any():
         simulation.step()
-    assert not all(simulation.adaptive._rests) or not simulation.counts.any()
+    assert len(simulation.adaptive._resting) < 4 or not simulation.counts.any()
     for _ in range(40):
         simulation.step()
     assert (simulation.counts == MOST).all()
@@ -124,7 +124,7 @@ def test_the_best_number_follows_the_cost_of_a_step():
 
 @pytest.mark.parametrize("cost", [memory_bound, compute_bound])
 def test_lists_and_arrays_choose_alike(cost, monkeypatch):
-    chosen = []
+    chosen, rates = [], []
     for few in (0, 1000):
         monkeypatch.setattr(adaptive, "FEW_ROWS", few)
         simulation = Simulation(7, cost, lambda place: place % 5 > 1)
@@ -133,7 +133,10 @@ def test_lists_and_arrays_choose_alike(cost, monkeypatch):
             simulation.step()
             counts.append(simulation.counts.tolist())
         chosen.append(counts)
+        rates.append((simulation.adaptive._rates, simulation.adaptive._shared))
     assert chosen[0] == chosen[1]
+    for lists, arrays in zip(*rates, strict=True):
+        np.testing.assert_allclose(lists, arrays, rtol=1e-9)
     assert any(map(any, chosen[0]))
 
 
@@ -176,7 +179,9 @@ def test_it_is_known_without_their_drafts_when_slots_verify_all_of_them(num_slot
     def noted(slots, guesses):
         asks, keeps = adaptive.asks_all(slots), adaptive.keeps_all(slots, most)
         found = choose(slots, guesses)
-        plain = adaptive._num_drafted_steps == 0 and not adaptive._rests[0]  # now and then there is a step without any
+        plain = (
+            adaptive._num_drafted_steps == 0 and 0 not in adaptive._resting
+        )  # now and then there is a step without any
         assert asks or not keeps
         assert not keeps or plain or (found == MOST).all()
         known.append(keeps)
@@ -195,7 +200,7 @@ def test_a_new_request_begins_with_what_is_known_of_others():
     simulation.run(200)
     simulation.adaptive.begin(0)
     assert simulation.adaptive._rates[0][0] < 0.2
-    assert not simulation.adaptive._rests[0]
+    assert 0 not in simulation.adaptive._resting
     states = simulation.states
     counts = simulation.adaptive.choose(simulation.slots[:1], [simulation.guess(0, int(states.num_tokens[0]))])
     assert counts.tolist() == [0]
@@ -204,7 +209,7 @@ def test_a_new_request_begins_with_what_is_known_of_others():
 def test_other_tokens_make_a_guess_void():
     simulation = Simulation(1, compute_bound, right=lambda place: False)
     simulation.run(100)
-    while simulation.adaptive._judged_at[0] == 0:
+    while 0 not in simulation.adaptive._guesses:
         simulation.step()
     simulation.adaptive.replace(0)
     assert simulation.adaptive.due(simulation.slots).all()
