@@ -245,7 +245,7 @@ def busy(bench: Bench, count: int, num_tokens: int) -> Figures:
         "profiled_step_ms": profiled_s / num_tokens * 1e3,
         "gaps_ms": timeline.gaps_ms,
         "longest_gap_ms": timeline.longest_gap_ms,
-        "kernels": [dataclasses.asdict(kernel) for kernel in timeline.kernels[:8]],
+        "kernels": [dataclasses.asdict(kernel) for kernel in timeline.kernels[:16]],
     }
 
 
