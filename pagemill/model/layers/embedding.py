@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from pagemill.model.distributed.split import padded_split
 from pagemill.model.kernels.linear import PackedLinear
+from pagemill.model.kernels.rows import rows_at
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.weight_reader import WeightReader
@@ -79,7 +80,7 @@ class Embedding(nn.Module):
     def _rows_of(self, indices: Tensor) -> Tensor:
         if isinstance(self.weight, LinearWeight):
             return self.weight.rows(indices)
-        return functional.embedding(indices, self.weight)  # type: ignore[arg-type]
+        return rows_at(self.weight, indices)  # type: ignore[arg-type]
 
 
 class PositionEmbedding(nn.Module):

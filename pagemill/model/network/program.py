@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
+from pagemill.model.kernels.rows import rows_at
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import LayerNorm, RMSNorm
 from pagemill.model.network.operations import (
@@ -276,7 +277,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _select(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x.index_select(0, rows)
+    return x if rows is None else rows_at(x, rows)
 
 
 def _soft_cap(x: Tensor, limit: float) -> Tensor:

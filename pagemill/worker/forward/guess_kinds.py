@@ -16,6 +16,7 @@ from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.layer import Attention
 from pagemill.model.forward_context import current_forward
 from pagemill.model.kernels import batching
+from pagemill.model.kernels.rows import rows_at
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.dflash import DFlashHead
 from pagemill.model.models.draft_head import DraftHead
@@ -71,7 +72,7 @@ class ChainGraphs(FollowingGraphs):
         token_ids = batch.token_ids[:count]
         next_positions = batch.next_positions[:count]
         next_positions.copy_(asked.starts)
-        hidden = self.hidden.index_select(0, asked.rows)
+        hidden = rows_at(self.hidden, asked.rows)
         replayed = current_forward().graph_mode is GraphMode.FULL
         for place in range(self._max_drafts):
             if place:
@@ -150,7 +151,7 @@ class ParallelGraphs(HeadGraphs):
 
     def _guess_step(self, asked: Asked) -> None:
         count = len(asked)
-        tokens, logits = self._head.best(self.hidden.index_select(0, asked.rows))
+        tokens, logits = self._head.best(rows_at(self.hidden, asked.rows))
         self._keep_drafts(tokens.unsqueeze(1), logits.unsqueeze(1))
         further = self._max_drafts - 1
         if not further:
@@ -200,13 +201,13 @@ class RowGraphs(GuessGraphs):
         self._given = given
 
     def _guess_step(self, asked: Asked) -> None:
-        hidden = self._given.sampled.index_select(0, asked.rows)
+        hidden = rows_at(self._given.sampled, asked.rows)
         self._keep_drafts(*self._heads.guess(hidden, asked.tokens.long(), self._max_drafts))
 
 
 def _read(given: HiddenStates, source: Tensor) -> Tensor:
     """[T] rows of the step that ran last -> what a head reads of them."""
-    return (given.layers if given.wanted.layers else given.final).index_select(0, source)
+    return rows_at(given.layers if given.wanted.layers else given.final, source)
 
 
 def _each_alone(tensors: MixedTensors) -> tuple[MixedTensors, BatchBounds]:

@@ -1,0 +1,15 @@
+"""Rows of a matrix by their indices, the faster way of the two that PyTorch has."""
+
+import torch
+from torch import Tensor
+
+_FEW = range(2, 17)
+"""Numbers of rows that an index_select on a GPU takes one after the other: 16 of 4,096 numbers in 7.7 us on an H200, and
+as an index in 1.5. One row, and more, are as fast or faster by index_select."""
+
+
+def rows_at(x: Tensor, indices: Tensor) -> Tensor:
+    """[N, ...], [R] integers -> [R, ...]."""
+    if x.is_cuda and not torch.compiler.is_compiling() and len(indices) in _FEW:
+        return x[indices]
+    return x.index_select(0, indices)
