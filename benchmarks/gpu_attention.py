@@ -1,8 +1,10 @@
 """Time of attention over a paged cache, one layer, in captured graphs with cold keys: every backend that is here.
 
-    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode|few|prefill|tune] [--heads 32,8,128] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode|few|prefill|tune|verify] [--heads 32,8,128]
+        [--json FILE]
 
-`few` is decode of short contexts; `tune` tries the tiles of attention_tiles.py and prints the best of each workload.
+`few` is decode of short contexts; `tune` tries the tiles of attention_tiles.py and prints the best of each workload,
+`verify` those for steps that verify drafts.
 Knows one GPU; under three minutes on an H200. Every result is compared with attention by definition first.
 """
 
@@ -10,8 +12,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.flash_providers import providers
 from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.attention_tiles import CANDIDATES, Tiles
+from pagemill.model.kernels.triton.attention_tiles import CANDIDATES, Tiles, tiles_for
 
 BLOCK = 16
 COLD_BYTES = 400 << 20
@@ -56,7 +58,16 @@ PREFILL = [
     *(Work(16, 512, 512), Work(3, 1037, 333)),
 ]
 TUNE_DECODE = [Work(1, 1024), Work(1, 8192), Work(8, 8192), Work(32, 8192), Work(256, 1024)]
+TUNE_VERIFY = [
+    Work(1, 640, 6),
+    Work(1, 8192, 6),
+    Work(8, 640, 6),
+    Work(32, 256, 6),
+    Work(32, 640, 6),
+    Work(32, 4096, 6),
+]
 TUNE_PREFILL = [Work(8, 1024, 1024), Work(1, 8192, 8192)]
+TUNED = {"decode": TUNE_DECODE, "verify": TUNE_VERIFY, "prefill": TUNE_PREFILL}
 
 
 @dataclass
@@ -206,15 +217,17 @@ def compare(spec: AttentionLayerSpec, works: list[Work]) -> list[dict[str, Any]]
     return rows
 
 
-def tune(spec: AttentionLayerSpec) -> list[dict[str, Any]]:
-    """Every candidate on every workload; the best three are printed, and what is the best on the whole."""
+def tune(spec: AttentionLayerSpec, roles: Sequence[str]) -> list[dict[str, Any]]:
+    """Every candidate on every workload; the best three are printed, what is used, and what is best on the whole."""
     rows = []
-    for role, works in (("decode", TUNE_DECODE), ("prefill", TUNE_PREFILL)):
+    for role in roles:
+        works = TUNED[role]
         slowdown: dict[Tiles, float] = {}
         for work in works:
             case, times = Case(spec, work), {}
             for tiles in CANDIDATES[role]:
-                builder = TritonBuilder(spec, DEVICE, **{role: tiles})
+                given: dict[str, Any] = {"prefill" if role == "prefill" else "decode": tiles}
+                builder = TritonBuilder(spec, DEVICE, decode_tokens=work.query if role == "verify" else 1, **given)
                 try:
                     us, _, error = time_us(case, TritonBackend, builder)
                 except Exception as problem:
@@ -225,7 +238,9 @@ def tune(spec: AttentionLayerSpec) -> list[dict[str, Any]]:
             best = sorted(times, key=lambda tiles: times[tiles])
             for tiles in best:
                 slowdown[tiles] = slowdown.get(tiles, 0.0) + times[tiles] / times[best[0]] - 1
-            for tiles in best[:3]:
+            group = spec.num_heads // spec.num_kv_heads
+            used = tiles_for("prefill" if role == "prefill" else "decode", group, spec.head_size, work.query)
+            for tiles in [*best[:3], *(tiles for tiles in best[3:] if _alike(tiles, used))]:
                 print(f"{role:8} {work!s:24} {times[tiles]:8.1f} us {tiles}", flush=True)
             rows += [{"role": role, "work": asdict(work), "tiles": asdict(tiles), "us": times[tiles]} for tiles in best]
             del case
@@ -235,10 +250,14 @@ def tune(spec: AttentionLayerSpec) -> list[dict[str, Any]]:
     return rows
 
 
+def _alike(tiles: Tiles, used: Tiles) -> bool:
+    return replace(tiles, min_share=used.min_share) == used
+
+
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("decode", "few", "prefill", "tune"))
+    parser.add_argument("--only", choices=("decode", "few", "prefill", "tune", "verify"))
     parser.add_argument("--heads", default="32,8,128", help="query heads, key heads, head size")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -253,7 +272,9 @@ def main() -> None:
         if options.only in (None, "prefill"):
             results["prefill"] = compare(spec, PREFILL)
         if options.only == "tune":
-            results["tune"] = tune(spec)
+            results["tune"] = tune(spec, list(TUNED))
+        if options.only == "verify":
+            results["verify"] = tune(spec, ["verify"])
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

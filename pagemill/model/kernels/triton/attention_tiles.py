@@ -50,6 +50,13 @@ CANDIDATES: dict[str, tuple[Tiles, ...]] = {
         for stages in (3, 5, 7)
         for residents, share in ((2, 64), (3, 128))
     ),
+    "verify": tuple(
+        Tiles(32, keys, warps, stages, residents)
+        for keys in (32, 64, 128)
+        for warps in (2, 4, 8)
+        for stages in (3, 5)
+        for residents in (2, 4, 6, 8)
+    ),
     "prefill": tuple(
         Tiles(rows, keys, warps, stages)
         for rows in (64, 128)
