@@ -36,6 +36,10 @@ DECODE: dict[int, Tiles] = {
     512: Tiles(16, 32, 4, 3),
 }
 """By head size, rounded up to a power of two; keys of 2 bytes or less."""
+VERIFY: dict[int, Tiles] = {
+    128: Tiles(32, 128, 4, 3, programs_per_sm=2),
+}
+"""As DECODE, for requests of several tokens whose heads are 32 rows."""
 PREFILL: dict[int, Tiles] = {
     64: Tiles(128, 64, 8, 5),
     128: Tiles(128, 64, 8, 5),
@@ -73,8 +77,11 @@ def tiles_for(role: str, group: int, head_size: int, tokens: int = 1) -> Tiles:
     group: query heads per key head. At least one token's heads always fit into the rows.
     """
     table = DECODE if role == "decode" else PREFILL
-    chosen = table[min(max(min(table), power_of_two(head_size)), max(table))]
+    size = power_of_two(head_size)
+    chosen = table[min(max(min(table), size), max(table))]
     rows = max(chosen.rows, power_of_two(group * tokens))
+    if tokens > 1 and size in VERIFY and rows == VERIFY[size].rows:
+        return VERIFY[size]
     if tokens > 1 and rows > chosen.rows:
         chosen = replace(chosen, warps=max(4, chosen.warps), programs_per_sm=min(4, chosen.programs_per_sm))
     return replace(chosen, rows=rows)
