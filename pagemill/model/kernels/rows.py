@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 _FEW = range(2, 17)
-"""Numbers of rows that index_select takes one after the other on a GPU: 16 of 4,096 numbers in 7.7 us on an H200, and by
-an index in 1.5. One row, and more than these, are as fast or faster by index_select."""
+"""How many rows index_select takes one after the other on a GPU: 16 of 4,096 numbers in 7.7 us on an H200, and by an
+index in 1.5. One row, and more than these, are as fast or faster by index_select."""
 
 
 def rows_at(x: Tensor, indices: Tensor) -> Tensor:
