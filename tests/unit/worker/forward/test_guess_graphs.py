@@ -63,6 +63,19 @@ def test_it_guesses_what_it_does_on_the_host(monkeypatch, checkpoint, guesses, m
     assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"} | behind
 
 
+def test_how_many_are_verified_may_follow_from_what_they_cost(monkeypatch, checkpoint, guesses, tmp_path):
+    """Which is asked before guesses are known, too."""
+    head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)
+    asked = {"speculative_config": {"model": str(head), "num_speculative_tokens": 4}}
+    asks = []
+    goes_on = SlotDrafts.goes_on
+    monkeypatch.setattr(SlotDrafts, "goes_on", lambda *given: asks.append(goes_on(*given)) or asks[-1])
+    plain = Run(checkpoint, ahead=False, temperature=0.0)
+    found = Run(checkpoint, None, "FULL_AND_PIECEWISE", settings=WHOLE | asked, temperature=0.0)
+    assert found.tokens == plain.tokens
+    assert True in asks
+
+
 @pytest.mark.slow
 def test_it_guesses_in_a_crowded_cache_and_beside_backends_without_graphs(checkpoint, guesses, modes, tmp_path):
     head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)
