@@ -31,6 +31,8 @@ class GgufKeys:
         """An integer; of an array whose numbers are all equal (one per layer), that number."""
         value = self._metadata.get(key)
         if isinstance(value, np.ndarray):
+            if value.dtype.kind not in "iu":
+                raise ModelError(f"{self._path}: {key} is an array of {value.dtype}, not an integer")
             if value.size == 0 or (value != value.flat[0]).any():
                 raise ModelError(f"{self._path}: {key} differs between layers, which is not supported")
             return int(value.flat[0])

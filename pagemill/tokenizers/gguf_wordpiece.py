@@ -26,9 +26,14 @@ def build(file: GgufFile, vocab: GgufVocab) -> tokenizers.Tokenizer:
     """The pipeline. Raises ModelError where one of the tokens is not named that it cannot do without."""
     ids = [_token_id(file, names, len(vocab.tokens)) for names in _NAMED]
     first, last, unknown = (vocab.tokens[found] for found in ids)
-    words = {token: found for token, found in vocab.table().items() if vocab.kinds[found] != NORMAL}
-    for token, found in vocab.table().items():
-        if vocab.kinds[found] == NORMAL:
+    # Those that are named are what they are called, of whatever kind.
+    words = {vocab.tokens[found]: found for found in ids}
+    table = vocab.table()
+    for token, found in table.items():
+        if vocab.kinds[found] != NORMAL:
+            words.setdefault(token, found)
+    for token, found in table.items():
+        if vocab.kinds[found] == NORMAL and found not in ids:
             words.setdefault(token[1:] if token.startswith(_BEGINS) else _GOES_ON + token, found)
     pipeline = tokenizers.Tokenizer(
         models.WordPiece(
@@ -37,11 +42,8 @@ def build(file: GgufFile, vocab: GgufVocab) -> tokenizers.Tokenizer:
     )
     pipeline.normalizer = normalizers.BertNormalizer(lowercase=not _has_upper_case(vocab))
     pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    pipeline.post_processor = processors.TemplateProcessing(
-        single=f"{first} $A {last}",
-        pair=f"{first} $A {last} $B:1 {last}:1",
-        special_tokens=[(first, ids[0]), (last, ids[1])],
-    )
+    # By their ids: a template would read some texts of tokens as places.
+    pipeline.post_processor = processors.BertProcessing((last, ids[1]), (first, ids[0]))
     pipeline.decoder = decoders.WordPiece(prefix=_GOES_ON)
     return pipeline
 

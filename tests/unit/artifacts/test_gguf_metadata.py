@@ -214,6 +214,17 @@ def test_heads_per_layer_must_agree(tmp_path):
         build([2, 4])
 
 
+@pytest.mark.parametrize("values", [[1.5, 1.5], [float("inf")], [float("nan")]])
+def test_numbers_of_layers_are_integers(tmp_path, values):
+    def keys(writer):
+        writer.add_context_length(128)
+        writer.add_embedding_length(32)
+        writer.add_array("llama.attention.head_count", values)
+
+    with pytest.raises(ModelError, match=r"head_count is an array of float\d+, not an integer"):
+        hf_config(read_gguf(write_gguf(tmp_path / "m.gguf", keys=keys, shape_keys=False)))
+
+
 def test_end_tokens_are_those_the_template_writes(tmp_path):
     def keys(template):
         def add(writer):

@@ -1,6 +1,6 @@
 """WordPiece from GGUF files, against the tokenizer that the files were made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
@@ -34,18 +34,29 @@ def reference(cased: bool) -> tokenizers.Tokenizer:
     return made
 
 
-def write(path: Path, theirs: tokenizers.Tokenizer, without: str | None = None) -> Path:
-    """As llama.cpp's converter does."""
+def write(
+    path: Path,
+    theirs: tokenizers.Tokenizer,
+    without: str | None = None,
+    renamed: Mapping[int, str] | None = None,
+    kinds: Mapping[int, int] | None = None,
+) -> Path:
+    """As llama.cpp's converter does, but for tokens that are `renamed`, or of other `kinds`."""
     texts = [theirs.id_to_token(index) for index in range(theirs.get_vocab_size())]
     tokens = [
         text if text in SPECIAL else text.removeprefix("##") if text.startswith("##") else f"▁{text}" for text in texts
     ]
+    for index, text in (renamed or {}).items():
+        tokens[index] = text
+    types = [3 if text in SPECIAL else 1 for text in texts]
+    for index, kind in (kinds or {}).items():
+        types[index] = kind
 
     def keys(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("bert")
         writer.add_tokenizer_pre("default")
         writer.add_token_list(tokens)
-        writer.add_token_types([3 if text in SPECIAL else 1 for text in texts])
+        writer.add_token_types(types)
         adding: dict[str, Callable[[int], None]] = {
             "[PAD]": writer.add_pad_token_id, "[UNK]": writer.add_unk_token_id, "[CLS]": writer.add_bos_token_id,
             "[SEP]": writer.add_sep_token_id, "[MASK]": writer.add_mask_token_id,
@@ -76,3 +87,21 @@ def test_a_token_that_is_not_named_is_told_of(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", reference(cased=False), without="[SEP]")
     with pytest.raises(ModelError, match=r"tokenizer\.ggml\.seperator_token_id is missing"):
         load_tokenizer(path)
+
+
+@pytest.mark.parametrize("text", ["$A", "a b", "", ":", "$B:1", "[SEP]:99999999999", "x:1"])
+def test_named_tokens_may_be_called_anything(tmp_path: Path, text: str) -> None:
+    """Some of these mean something in the templates of the library."""
+    theirs = reference(cased=False)
+    for index in (1, 2, 3):
+        ours = load_tokenizer(write(tmp_path / "m.gguf", theirs, renamed={index: text}))
+        assert ours.encode("the cats ж") == theirs.encode("the cats ж").ids
+        assert ours.encode_pair("the cats", "lower")[0] == theirs.encode("the cats", "lower").ids
+
+
+@pytest.mark.parametrize("kind", [1, 2, 4, 5, 6])
+def test_named_tokens_may_be_of_any_kind(tmp_path: Path, kind: int) -> None:
+    """Words that cannot be written are the unknown token, whatever the file says of that."""
+    theirs = reference(cased=False)
+    ours = load_tokenizer(write(tmp_path / "m.gguf", theirs, kinds={1: kind, 2: kind, 3: kind}))
+    assert ours.encode("the ж") == theirs.encode("the ж").ids
