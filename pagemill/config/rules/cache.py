@@ -38,7 +38,10 @@ def _of_encoder(asked: CacheSettings, decisions: Decisions) -> CacheSettings:
     if asked.enable_partial_block_reuse or asked.kv_events_config.active:
         name = "enable_partial_block_reuse" if asked.enable_partial_block_reuse else "kv_events_config"
         raise ConfigError(f"{name} is about the prefix cache, and an encoder has none; leave it out")
-    shares = decisions.note("enable_prefix_caching", False, "an encoder keeps nothing")
+    why = "an encoder keeps nothing"
+    shares = decisions.note("enable_prefix_caching", False, why)
+    if asked.kv_cache_dtype != "auto":
+        decisions.note("kv_cache_dtype", "auto", why)
     return replace(asked, enable_prefix_caching=shares, kv_cache_dtype="auto")
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from pagemill.errors import ConfigError
-from pagemill.messages.kv_spec import TOKENS_PER_STATE, KVCacheSpec, MambaSpec
+from pagemill.messages.kv_spec import TOKENS_PER_STATE, FullAttentionSpec, KVCacheSpec, MambaSpec
 from pagemill.utils.math import ceil_div, round_up
 
 
@@ -42,17 +42,40 @@ def equal_pages(specs: Mapping[str, KVCacheSpec], state_tokens: int | None = Non
 
 def equal_attention_pages(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
     """`equal_pages` for specs whose pages grow with their blocks."""
-    page_bytes = max((spec.page_bytes() for spec in specs.values()), default=0)
+    page_bytes = _largest_page(specs)
     equal = {}
     for name, spec in specs.items():
         factor, rest = divmod(page_bytes, spec.page_bytes())
         if rest:
             raise ConfigError(
                 f"layer {name!r} keeps {spec.page_bytes()} bytes per block, which does not divide the {page_bytes} "
-                "bytes of the largest; such a model is not supported"
+                f"bytes of the largest; {_remedy(specs)}"
             )
         equal[name] = _enlarged(spec, factor)
     return equal
+
+
+def _largest_page(specs: Mapping[str, KVCacheSpec]) -> int:
+    return max((spec.page_bytes() for spec in specs.values()), default=0)
+
+
+def _remedy(specs: Mapping[str, KVCacheSpec]) -> str:
+    """What can be done about pages that do not divide the largest."""
+    plain = {name: _without_scales(spec) for name, spec in specs.items()}
+    page_bytes = _largest_page(plain)
+    if plain != specs and not any(page_bytes % spec.page_bytes() for spec in plain.values()):
+        return (
+            "heads of several sizes do not fit kv_cache_dtype=int8, where each key and value has a scale beside it: "
+            "leave out --kv-cache-dtype"
+        )
+    return "such a model is not supported"
+
+
+def _without_scales(spec: KVCacheSpec) -> KVCacheSpec:
+    """The same in a type of as many bytes whose keys and values have no scales of their own."""
+    if isinstance(spec, FullAttentionSpec) and spec.row_elements() > spec.head_size:
+        return dataclasses.replace(spec, dtype="float8_e4m3fn")
+    return spec
 
 
 def _enlarged(spec: KVCacheSpec, factor: int) -> KVCacheSpec:

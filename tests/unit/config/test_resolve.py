@@ -34,6 +34,16 @@ def test_a_step_starts_prompts_by_the_threads_that_compute_them():
     assert settle()[0].scheduler.max_prefill_tokens == 0
 
 
+def test_what_is_asked_of_the_cache_of_an_encoder_is_said_to_have_no_effect():
+    encoder = dataclasses.replace(FACTS, is_encoder=True)
+    for asked, said in (("int8", {("kv_cache_dtype", "auto")}), ("auto", set())):
+        config, decisions = resolve(EngineArgs("m", runner="pooling", kv_cache_dtype=asked).settings, encoder, FAST)
+        assert config.cache.kv_cache_dtype == "auto"
+        made = {(decision.field, decision.value) for decision in decisions}
+        assert {one for one in made if one[0] == "kv_cache_dtype"} == said
+        assert ("enable_prefix_caching", False) in made
+
+
 def test_a_step_of_an_encoder_is_as_large_as_the_budget():
     """Nobody waits there for the next token of a request."""
     device = dataclasses.replace(FAST, prefill_tokens=320)

@@ -51,3 +51,18 @@ def test_models_of_states_alone_keep_few_of_them():
 def test_attention_pages_that_do_not_divide_are_refused_beside_states_too():
     with pytest.raises(ConfigError, match="layer 'b' keeps 64 bytes per block, which does not divide the 96"):
         equal_pages({"a": full(head_size=3), "b": full(head_size=2), "state": mamba()})
+
+
+def test_the_setting_is_named_where_only_scales_stand_in_the_way():
+    """Gemma 4: heads of 256 in windows, of 512 elsewhere."""
+    sizes = {"window": (16, 256), "full": (4, 512)}
+    wide, narrow = (
+        {name: FullAttentionSpec(16, heads, size, dtype) for name, (heads, size) in sizes.items()}
+        for dtype in ("bfloat16", "int8")
+    )
+    assert {spec.block_size for spec in equal_pages(wide).values()} == {16, 32}
+    with pytest.raises(ConfigError, match=r"of several sizes do not fit kv_cache_dtype=int8, .* leave out --kv-cache"):
+        equal_pages(narrow)
+    odd = {name: FullAttentionSpec(16, 1, size, "int8") for name, size in (("a", 2), ("b", 3))}
+    with pytest.raises(ConfigError, match="such a model is not supported"):
+        equal_pages(odd)
