@@ -1,7 +1,7 @@
 """`ModelRunner`: one step, from the scheduler's arrays to sampled tokens. No feature logic; the parts do the work."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,8 +45,6 @@ class ModelRunner:
         self._executed: InputBatch | _DecodedStep | None = None
         self._newest: StepTokens | VerifiedStep | None = None
         """The last output, where it may not be there yet."""
-        self._clock = ExitStack()
-        """Measures the step, where drafts want to know how long it takes."""
 
     def execute_model(self, step: SchedulerOutput) -> None:
         """Apply the changes of slots, build the batch, run the network; keep the rows to be sampled, or the tokens of a
@@ -57,17 +55,22 @@ class ModelRunner:
             self._apply(step)
             self._compute(step, step.num_tokens)
             return
+        changes = bool(step.new or step.known or step.released or step.extensions is not None)
+        grows_early = not changes and not self._drafts.reads_tables
+        if grows_early:  # while tokens are on their way
+            self._grow(step)
         if isinstance(self._newest, VerifiedStep):
             self._newest.settle()
-        if step.new or step.known or step.released or self._states.processed[step.slots].any():
+        if changes or self._states.processed[step.slots].any():
             self._drafts.know()
-        self._apply(step)
+        if not grows_early:
+            self._apply(step)
         num_tokens = self._drafts.num_tokens(step)
         if self._forward.runs_ahead:
-            self._clock.enter_context(self._drafts.timed())
+            self._drafts.clock.start()
             self._compute(step, num_tokens)
         else:
-            with self._drafts.timed():
+            with self._drafts.clock:
                 self._compute(step, num_tokens)
 
     def sample_tokens(self, payloads: SamplingPayloads | None = None) -> Pending[ModelRunnerOutput]:
@@ -170,16 +173,19 @@ class ModelRunner:
             self._forward.add(new)
             if self._drafts is not None:
                 self._drafts.begin(new)
-        for grown in step.grown:
-            self._tables.append(grown.slot, grown.block_ids)
+        self._grow(step)
         for known in step.known:
             self._replace(known)
+
+    def _grow(self, step: SchedulerOutput) -> None:
+        for grown in step.grown:
+            self._tables.append(grown.slot, grown.block_ids)
 
     def _chosen(self, step: "_DecodedStep") -> ModelRunnerOutput:
         """What a step samples that was one piece of work."""
         drafts = self._drafts
         token_ids, counts = step.decoded
-        with nullcontext() if drafts is None else drafts.timed():
+        with nullcontext() if drafts is None else drafts.clock:
             logprobs = self._forward.complete(step.slots, step.decoded)
         num_drafts = None
         if drafts is not None:
@@ -197,7 +203,7 @@ class ModelRunner:
             guessed = behind.guess(batch) if behind is not None and drafts.goes_on(batch.slots) else None
             self._newest = VerifiedStep(queued, partial(self._verify_late, batch, queued, guessed, drafts), guessed)
             return self._newest
-        with drafts.timed():
+        with drafts.clock:
             tokens = self._sampled(batch).result()
             done = _verified_output(batch.step_id, tokens, drafts.verify(batch, tokens.token_ids, tokens.counts))
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
@@ -222,11 +228,11 @@ class ModelRunner:
         from one step's tokens to the next one's, where steps follow each other. Returns what makes the output."""
         sampled = tokens.result()
         verified = drafts.verify(batch, sampled.token_ids, sampled.counts)
-        self._clock.close()
+        drafts.clock.stop()
         drafts.computed(batch.num_tokens, len(batch.sampled_slots))
         proposed: Pending[Drafts | None]
         if guessed is None:
-            proposed = Ready(drafts.propose(verified.slots, batch.slots))
+            proposed = drafts.propose_early(verified.slots, batch.slots) or Ready(None)
         else:
             proposed = drafts.take_guesses(verified.slots, guessed)
         answers = self._extensions.answers(verified.slots)

@@ -22,6 +22,8 @@ _ALIGNMENT = 4
 @dataclass(slots=True)
 class _Entry:
     host: Tensor
+    staged: npt.NDArray[np.int32]
+    """The same memory."""
     device: Tensor
     mark: Mark
 
@@ -56,13 +58,16 @@ class UploadRing:
         for array in arrays:
             starts.append(total)
             total += -(-array.size // _ALIGNMENT) * _ALIGNMENT
-        if total > len(entry.host):
+        if total > len(entry.staged):
             entry = self._entries[self._turn] = self._make(2 * total)
-        staged = entry.host.numpy()
+        staged = entry.staged
         for start, array in zip(starts, arrays, strict=True):
             staged[start : start + array.size] = array.reshape(-1)
-        self._transfers.upload(entry.device[:total], entry.host[:total])
+        target = entry.device[:total]
+        self._transfers.upload(target, entry.host[:total])
         self.num_uploads += 1
+        if len(arrays) == 1 and arrays[0].shape == (total,):
+            return [target]
         return [
             entry.device[start : start + array.size].view(array.shape)
             for start, array in zip(starts, arrays, strict=True)
@@ -77,4 +82,4 @@ class UploadRing:
         device = torch.empty(capacity, dtype=torch.int32, device=self._device)
         # The memory may have been another's, whose work is still queued; uploads do not wait for that.
         self._transfers.finish()
-        return _Entry(host, device, Reached())
+        return _Entry(host, host.numpy(), device, Reached())

@@ -28,17 +28,22 @@ class DeviceBlockTable(BlockTable):
             (num_slots + 1, self.blocks.shape[1]), dtype=torch.int32, device=device
         )
         """[S + 1, blocks]."""
-        self._places: list[Int32Array] = []
-        self._values: list[Int32Array] = []
+        self._places: list[int] = []
+        self._values: list[int] = []
+        self._may_repeat = False
+        """Whether a place may be among them twice."""
+
+    def reset(self, slot: int, block_ids: Sequence[int]) -> None:
+        self._may_repeat = True
+        super().reset(slot, block_ids)
 
     def append(self, slot: int, block_ids: Sequence[int]) -> None:
         start = int(self.num_blocks[slot])
         width = self.blocks.shape[1]
         super().append(slot, block_ids)
-        if len(block_ids):
-            first = slot * width + start
-            self._places.append(np.arange(first, first + len(block_ids), dtype=np.int32))
-            self._values.append(np.asarray(block_ids, np.int32))
+        first = slot * width + start
+        self._places += range(first, first + len(block_ids))
+        self._values += block_ids
 
     def take_changes(self) -> tuple[Int32Array, Int32Array] | None:
         """Places in the flat table, and the block ids that belong there, since the last call; None for no change.
@@ -47,9 +52,12 @@ class DeviceBlockTable(BlockTable):
         """
         if not self._places:
             return None
-        places = np.concatenate(self._places)
-        values = np.concatenate(self._values)
+        places = np.array(self._places, np.int32)
+        values = np.array(self._values, np.int32)
         self._places, self._values = [], []
+        if not self._may_repeat:
+            return places, values
+        self._may_repeat = False
         # Of equal places the device would keep any; np.unique keeps the first, so look from the end.
         kept, last = np.unique(places[::-1], return_index=True)
         if len(kept) < len(places):

@@ -1,6 +1,7 @@
 """`InputBatch`: one step as arrays, gathered from the slots; the only argument that features share."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,24 @@ class SampledRows:
     def __getitem__(self, which: Int64Array | slice) -> "SampledRows":
         """Some of them."""
         return SampledRows(self.slots[which], self.positions[which])
+
+
+class SlotRows(NamedTuple):
+    """The rows of L slots that sample, which follow one another."""
+
+    slots: Int32Array
+    """[L] each once."""
+    starts: npt.NDArray[np.integer]
+    """[L] the first row of each."""
+    counts: npt.NDArray[np.integer]
+    """[L] rows of each: one, and one for every draft that it verifies."""
+
+    @classmethod
+    def of(cls, sampled_slots: Int32Array) -> "SlotRows":
+        """By the slot of each row."""
+        starts = np.flatnonzero(sampled_slots[1:] != sampled_slots[:-1]) + 1
+        starts = np.concatenate(([0], starts)) if len(sampled_slots) else starts
+        return cls(sampled_slots[starts], starts, np.diff(starts, append=len(sampled_slots)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +73,20 @@ class InputBatch:
     guessed: Int32Array | None = None
     """[L] where the draft that follows a row is among the guesses on the device, which the host does not know yet; -1:
     it knows the draft, or there is none. None: it knows all."""
+    known_rows: SlotRows | None = None
+    """Of the slots that sample, where who has made the batch knows them."""
+
+    @property
+    def slot_rows(self) -> SlotRows:
+        """Of the slots that sample."""
+        return SlotRows.of(self.sampled_slots) if self.known_rows is None else self.known_rows
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a slot has several rows that are sampled from."""
+        if self.known_rows is not None:
+            return len(self.sampled_slots) > len(self.known_rows.slots)
+        return bool((self.sampled_slots[1:] == self.sampled_slots[:-1]).any())
 
     @property
     def sampled(self) -> SampledRows:
@@ -100,6 +133,9 @@ def gather_batch(
 ) -> InputBatch:
     """A step of [R] slots, which run so many tokens each. `verifies`: some of them may be drafts."""
     computed = states.num_computed[slots]
+    known = states.num_tokens[slots]
+    if verifies and (computed == known - 1).all():
+        return _gather_going_on(step_id, slots, counts, states, computed)
     seq_lens = computed + counts
     query_start = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
@@ -110,21 +146,6 @@ def gather_batch(
         token_slots = np.repeat(slots, counts)
         starts = np.repeat(computed - query_start[:-1], counts)
         positions = starts.astype(np.int64) + np.arange(len(token_slots))
-    known = states.num_tokens[slots]
-    if verifies and (computed == known - 1).all():
-        # All slots go on, with drafts or without: every row is sampled from.
-        return InputBatch(
-            step_id=step_id,
-            slots=slots,
-            token_slots=token_slots,
-            token_ids=states.token_ids[token_slots, positions].astype(np.int64),
-            positions=positions,
-            query_start=query_start,
-            seq_lens=seq_lens,
-            logits_index=np.arange(len(positions)),
-            sampled_slots=token_slots,
-            sampled_positions=positions + 1,
-        )
     samples = seq_lens >= known
     last_rows = (query_start[1:][samples] - 1).astype(np.int64)
     sampled_slots = slots[samples]
@@ -146,4 +167,36 @@ def gather_batch(
         logits_index=last_rows,
         sampled_slots=sampled_slots,
         sampled_positions=sampled_positions,
+    )
+
+
+def _gather_going_on(
+    step_id: int, slots: Int32Array, counts: Int32Array, states: RequestStates, computed: Int32Array
+) -> InputBatch:
+    """A step in which all slots go on, with drafts or without: every row is sampled from."""
+    query_start = np.zeros(len(slots) + 1, np.int32)
+    np.add.accumulate(counts, out=query_start[1:])
+    starts = query_start[:-1]
+    rows = np.arange(query_start[-1], dtype=np.int64)
+    if len(slots) == 1:
+        slot, start, count = int(slots[0]), int(computed[0]), len(rows)
+        token_slots = slots.repeat(count)
+        positions = rows + start
+        token_ids = states.token_ids[slot, start : start + count]
+    else:
+        token_slots = slots.repeat(counts)
+        positions = rows + (computed - starts).repeat(counts)
+        token_ids = states.token_ids[token_slots, positions]
+    return InputBatch(
+        step_id=step_id,
+        slots=slots,
+        token_slots=token_slots,
+        token_ids=token_ids.astype(np.int64),
+        positions=positions,
+        query_start=query_start,
+        seq_lens=computed + counts,
+        logits_index=rows,
+        sampled_slots=token_slots,
+        sampled_positions=positions + 1,
+        known_rows=SlotRows(slots, starts, counts),
     )

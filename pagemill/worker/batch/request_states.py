@@ -123,6 +123,6 @@ class RequestStates:
         self.num_sampled[slots] += 1
         return positions
 
-    def fill(self, slots: Int32Array, positions: Int32Array, token_ids: npt.NDArray[np.int32]) -> None:
+    def fill(self, slots: Int32Array, positions: npt.NDArray[np.integer], token_ids: npt.NDArray[np.int32]) -> None:
         """The tokens that were expected at these positions; token 0 in place of NO_TOKEN."""
         self.token_ids[slots, positions] = np.maximum(token_ids, 0)

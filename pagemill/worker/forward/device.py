@@ -27,7 +27,7 @@ from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.forward.decode_rows import DecodeRows
 from pagemill.worker.forward.device_batch import DeviceBatch
 from pagemill.worker.forward.downloads import Downloads, DraftedRows, ScoredTokens, VerifiedTokens
-from pagemill.worker.forward.drafted_steps import BatchEnd, DraftedParts, DraftedSteps, has_drafts, sample_rows
+from pagemill.worker.forward.drafted_steps import BatchEnd, DraftedParts, DraftedSteps, sample_rows
 from pagemill.worker.forward.interface import Forward, SampledTokens
 from pagemill.worker.forward.mixed_batch import BatchBounds, MixedShape, MixedTensors
 from pagemill.worker.forward.shared_prefix import SharedPrefix
@@ -315,7 +315,7 @@ class DeviceForward(Forward):
     def _run_mixed(self, batch: InputBatch, tail: StepTail, shared: tuple[int, ...] = ()) -> None:
         """`shared`: as in `BatchBounds`."""
         self._rows.forget()
-        if self._drafts is not None and has_drafts(batch):
+        if self._drafts is not None and batch.verifies:
             self._drafted, self._unsampled = self._drafts.run(batch, tail)
             if self._unsampled is None:
                 self._downloads.queued()
@@ -471,9 +471,10 @@ def _keys_to_precompile(most: int, captured: Sequence[BatchDescriptor]) -> list[
 
 def _tail(batch: InputBatch, states: RequestStates, sampler: Sampler) -> StepTail:
     """What a batch ends with."""
-    if sampler.active and states.processed[batch.sampled_slots].any():
+    slots = batch.slot_rows.slots if batch.known_rows is not None else batch.sampled_slots
+    if sampler.active and states.processed[slots].any():
         return StepTail.LOGITS
-    return StepTail.GREEDY if states.greedy[batch.sampled_slots].all() else StepTail.RANDOM
+    return StepTail.GREEDY if states.greedy[slots].all() else StepTail.RANDOM
 
 
 def _store(states: DeviceStates, slots: Tensor, sampled: Tensor) -> None:

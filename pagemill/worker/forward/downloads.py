@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from torch import Tensor
 
 from pagemill.messages.pending import Pending
@@ -129,9 +128,8 @@ class DraftedRows:
     @classmethod
     def of(cls, batch: InputBatch, shape: MixedShape | None) -> "DraftedRows":
         """`shape`: what is sampled, where that is more than the batch."""
-        slots = batch.sampled_slots
-        num_slots = 1 + int(np.count_nonzero(slots[1:] != slots[:-1]))
-        return cls(len(slots), num_slots, len(slots) if shape is None else shape.num_rows)
+        num_rows = len(batch.sampled_slots)
+        return cls(num_rows, len(batch.slot_rows.slots), num_rows if shape is None else shape.num_rows)
 
     @property
     def num_elements(self) -> int:

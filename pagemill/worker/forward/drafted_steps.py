@@ -5,7 +5,7 @@ Knows how batches are queued by what it is given for that; nothing about decode 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
@@ -220,8 +220,7 @@ class DraftedSteps:
         longest = batch.max_query_len
         found = graphs.choose_verification(num_tokens, num_requests, longest) if alone else None
         if found is not None:
-            shape = MixedShape(found.num_tokens, found.num_tokens // found.query_len, found.num_tokens)
-            return GraphMode.FULL, found, shape, shape.verification(found.query_len)
+            return GraphMode.FULL, found, *_verification(found)
         mode, key, whole = graphs.choose_mixed(num_tokens, max(num_requests, num_rows))
         if whole and key.num_requests is not None:
             shape = MixedShape(key.num_tokens, key.num_requests, key.num_requests)
@@ -286,10 +285,11 @@ class DraftedSteps:
         batching.end_verification(*tensors.drafts, sampled, states.last_tokens, states.results, states.turn)
 
 
-def has_drafts(batch: InputBatch) -> bool:
-    """Whether a slot has several rows that are sampled from."""
-    slots = batch.sampled_slots
-    return bool((slots[1:] == slots[:-1]).any())
+@lru_cache(maxsize=256)
+def _verification(key: BatchDescriptor) -> tuple[MixedShape, BatchBounds]:
+    """What a graph of steps that verify drafts holds."""
+    shape = MixedShape(key.num_tokens, key.num_tokens // key.query_len, key.num_tokens)
+    return shape, shape.verification(key.query_len)
 
 
 def sample_rows(

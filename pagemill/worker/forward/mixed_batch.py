@@ -20,6 +20,8 @@ from pagemill.worker.batch.input_batch import InputBatch
 
 _ALIGNMENT = 4
 """Elements to whose multiple each part is padded, so that kernels may read 16 bytes at once."""
+QUERY_START = 5
+"""The part that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class MixedShape(NamedTuple):
     @property
     def num_elements(self) -> int:
         """How many elements the array has."""
-        return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in self.sizes())
+        return _size_of(self)
 
     def pack(self, batch: InputBatch, known: npt.NDArray[np.bool_], pad_slot: int) -> Int32Array:
         """`known` [requests of the batch]: whether the host knows their tokens."""
@@ -121,13 +123,26 @@ class MixedShape(NamedTuple):
 
     def pack_drafts(self, batch: InputBatch, pad_slot: int) -> Int32Array:
         """As `pack`, of a batch whose tokens the host knows, and what it verifies."""
-        found = draft_rows(batch)
-        packed = self.pack(batch, np.ones(len(batch.slots), np.bool_), pad_slot)
-        *_, slots, first_rows, ids = places_of(self)
-        packed[slots] = pad_slot
-        packed[ids] = NO_DRAFT
-        for place, values in ((slots, found.slots), (first_rows, found.first_rows), (ids, found.ids)):
-            packed[place.start : place.start + len(values)] = values
+        packed = _padded(self, pad_slot).copy()
+        values = (
+            batch.token_slots,
+            None,
+            batch.token_ids,
+            batch.positions,
+            batch.slots,
+            batch.query_start,
+            batch.seq_lens,
+            batch.logits_index,
+            batch.sampled_slots,
+            batch.sampled_positions,
+            *draft_rows(batch),
+        )
+        places = places_of(self)
+        for place, part in zip(places, values, strict=True):
+            if part is not None:
+                packed[place.start : place.start + len(part)] = part
+        requests, starts = len(batch.slots), places[QUERY_START]
+        packed[starts.start + requests + 1 : starts.stop] = batch.num_tokens
         return packed
 
     def tensors(self, packed: Tensor) -> MixedTensors:
@@ -183,22 +198,43 @@ def places_of(shape: MixedShape) -> tuple[slice, ...]:
     return tuple(slice(start, start + size) for start, size in zip(starts, shape.sizes(), strict=False))
 
 
+@lru_cache(maxsize=1024)
+def _size_of(shape: MixedShape) -> int:
+    """Elements of its array."""
+    return sum(ceil_div(size, _ALIGNMENT) * _ALIGNMENT for size in shape.sizes())
+
+
+@lru_cache(maxsize=64)
+def _padded(shape: MixedShape, pad_slot: int) -> Int32Array:
+    """A batch of drafts with nothing in it; its tokens are known."""
+    packed = np.zeros(shape.num_elements, np.int32)
+    token_slots, known, _, _, slots, _, _, _, sampled_slots, _, draft_slots, _, ids = places_of(shape)
+    for place in (token_slots, slots, sampled_slots, draft_slots):
+        packed[place] = pad_slot
+    packed[known] = 1
+    packed[ids] = NO_DRAFT
+    return packed
+
+
 class DraftRows(NamedTuple):
     """What a batch verifies, as the host knows it; see `DraftTensors`."""
 
     slots: Int32Array
-    first_rows: npt.NDArray[np.int64]
+    first_rows: npt.NDArray[np.integer]
     ids: npt.NDArray[np.int64]
 
 
 def draft_rows(batch: InputBatch) -> DraftRows:
     """Of L rows, at least one."""
-    rows = batch.sampled_slots
-    ends = np.append(rows[1:] != rows[:-1], True)
-    first_rows = np.flatnonzero(np.append(True, ends[:-1]))
+    rows = batch.slot_rows
     # The token behind a row's own is its draft.
-    following = np.minimum(batch.logits_index + 1, batch.num_tokens - 1)
-    return DraftRows(rows[first_rows], first_rows, np.where(ends, NO_DRAFT, batch.token_ids[following]))
+    ids = np.empty_like(batch.token_ids, shape=len(batch.sampled_slots))
+    if len(ids) == batch.num_tokens:
+        ids[:-1] = batch.token_ids[1:]
+    else:
+        ids[:] = batch.token_ids[np.minimum(batch.logits_index + 1, batch.num_tokens - 1)]
+    ids[rows.starts + rows.counts - 1] = NO_DRAFT
+    return DraftRows(rows.slots, rows.starts, ids)
 
 
 def _parts(

@@ -5,8 +5,8 @@ would be sampled one by one. Drafts lie behind the tokens of their slot in `Requ
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from pagemill.messages.pending import Pending, Ready
 from pagemill.messages.step import Drafts, Int32Array, KnownTokens, NewRequest, SampledLogprobs, SchedulerOutput
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.model.distributed.group import Group, SoloGroup
-from pagemill.worker.batch.input_batch import InputBatch
+from pagemill.worker.batch.input_batch import InputBatch, SlotRows
 from pagemill.worker.batch.request_states import RequestStates
 from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
 from pagemill.worker.spec_decode.chain import sound_drafts
@@ -36,16 +36,68 @@ class Verified(NamedTuple):
     """[N] slot after slot: drafts that were accepted, and one token more."""
     counts: Int32Array | None
     """[L] tokens of each slot; None: one each."""
-    kept: npt.NDArray[np.bool_]
-    """Which of the tokens that were sampled are among them."""
+    rows: SlotRows
+    """From which they were sampled."""
     num_drafts: Int32Array | None
     """[L] drafts that each slot had; None: none."""
 
     def kept_logprobs(self, found: SampledLogprobs) -> SampledLogprobs:
         """Those of the tokens that are kept, of those of all that were sampled."""
-        which = np.flatnonzero(self.kept[found.indices])
-        places = np.cumsum(self.kept, dtype=np.int32) - 1
+        counts = np.ones_like(self.rows.counts) if self.counts is None else self.counts
+        kept = kept_rows(self.rows, counts)
+        which = np.flatnonzero(kept[found.indices])
+        places = np.cumsum(kept, dtype=np.int32) - 1
         return SampledLogprobs(places[found.indices[which]], found.logprobs.rows(which))
+
+
+def kept_rows(rows: SlotRows, counts: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    """[rows] which are among the first `counts` [L] of their slot."""
+    kept: npt.NDArray[np.bool_] = np.arange(rows.counts.sum()) < (rows.starts + counts).repeat(rows.counts)
+    return kept
+
+
+class FoundDrafts(NamedTuple):
+    """`Pending` drafts of [L] slots, which have them already."""
+
+    counts: Int32Array
+    found: Sequence[Int32Array]
+
+    def ready(self) -> bool:
+        """They are."""
+        return True
+
+    def result(self) -> Drafts:
+        """The message."""
+        return Drafts(self.counts, np.concatenate(self.found, dtype=np.int32))
+
+
+class Stopwatch:
+    """Adds up the time between `start` and `stop`, or inside a `with`."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._began: float | None = None
+
+    def start(self) -> None:
+        """From now on."""
+        self._began = time.perf_counter()
+
+    def stop(self) -> None:
+        """Until now, if it was started."""
+        if self._began is not None:
+            self._seconds += time.perf_counter() - self._began
+            self._began = None
+
+    def take(self) -> float:
+        """Seconds since this was asked last."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
 
 class GuessedDrafts:
@@ -111,6 +163,8 @@ class SlotDrafts:
         """`steps`: graphs of who proposes."""
         self._states = states
         self._proposer = proposer
+        self.reads_tables = proposer.computes
+        """Whether who proposes reads block tables, which may not change before it has."""
         self._max_drafts = speculation.max_drafts
         self._disabled_from = speculation.disable_by_batch_size
         self._only_native = speculation.by_default
@@ -126,7 +180,8 @@ class SlotDrafts:
         """[S] drafts of each slot."""
         self._running = np.zeros(0, np.int32)
         """[R] drafts of the slots of the step that runs, which may be a batch with tokens of prompts: less than 0."""
-        self._step_s = 0.0
+        self.clock = Stopwatch()
+        """Around what a step computes, in one part or several; `computed` says which step it was."""
 
     def begin(self, new: NewRequest) -> None:
         """A slot has another request, or one again that was preempted."""
@@ -165,17 +220,10 @@ class SlotDrafts:
         self._running = counts - own
         return counts
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Around what a step computes, in one part or several; `computed` says which step it was."""
-        began = time.perf_counter()
-        yield
-        self._step_s += time.perf_counter() - began
-
     def computed(self, num_tokens: int, num_rows: int) -> None:
         """A step of so many tokens is done, and so many of them are sampled from. One with others, of prompts, says
         nothing of what drafts cost."""
-        seconds, self._step_s = self._step_s, 0.0
+        seconds = self.clock.take()
         if self._adaptive is None or self._adaptive.paused or num_tokens != num_rows:
             return  # of steps in which nobody is asked, those between tell as much
         if self._ranks.size > 1:
@@ -199,34 +247,54 @@ class SlotDrafts:
         them each slot gets, where somebody else has compared. The slots have the tokens from now on, and count as
         computed what was computed of them."""
         self.know()
+        rows = batch.slot_rows
+        counts = self._num_right(batch, rows, sampled) if counts is None else counts.astype(np.int32, copy=False)
+        slots = rows.slots
+        token_ids = self._take_tokens(batch, rows, sampled, counts)
         states = self._states
-        rows = batch.sampled_slots
-        positions = batch.sampled_positions
-        starts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
-        slots = rows[starts]
-        num_rows = np.diff(np.append(starts, len(rows)))
-        places = np.arange(len(rows)) - np.repeat(starts, num_rows)
-        if counts is None:
-            ends = places == np.repeat(num_rows, num_rows) - 1
-            ends |= sampled != states.token_ids[rows, positions]
-            counts = np.minimum.reduceat(np.where(ends, places, len(rows)), starts) + 1 if len(rows) else num_rows
-        kept = places < np.repeat(counts, num_rows)
-        token_ids = sampled[kept]
-        states.fill(rows[kept], positions[kept].astype(np.int32), token_ids)
-        states.num_tokens[slots] += counts.astype(np.int32)
-        states.num_sampled[slots] += counts.astype(np.int32)
-        states.num_computed[slots] = states.num_tokens[slots] - 1
-        if self._state_layers and len(rows) > len(slots):
+        num_tokens = states.num_tokens[slots] + counts
+        states.num_tokens[slots] = num_tokens
+        states.num_computed[slots] = num_tokens - 1
+        states.num_sampled[slots] += counts
+        some = len(sampled) > len(slots)
+        if self._state_layers and some:
             kept_of_slot = np.zeros(len(states.num_tokens), np.int64)
             kept_of_slot[slots] = counts
             num_kept = torch.from_numpy(kept_of_slot[batch.slots])
             for layer in self._state_layers:
                 layer.keep(num_kept)
-        plain = len(token_ids) == len(slots)
-        num_drafts = (num_rows - 1).astype(np.int32) if len(rows) > len(slots) else None
+        num_drafts = (rows.counts - 1).astype(np.int32, copy=False) if some else None
         if self._adaptive is not None and num_drafts is not None:
-            self._adaptive.verified(slots, num_drafts, counts.astype(np.int32) - 1)
-        return Verified(slots, token_ids, None if plain else counts.astype(np.int32), kept, num_drafts)
+            self._adaptive.verified(slots, num_drafts, counts - 1)
+        return Verified(slots, token_ids, None if len(token_ids) == len(slots) else counts, rows, num_drafts)
+
+    def _num_right(self, batch: InputBatch, rows: SlotRows, sampled: Int32Array) -> Int32Array:
+        """[L] tokens that each slot gets: the drafts that are what its rows sampled, and one more."""
+        if not len(rows.slots):
+            return rows.slots
+        ends = sampled != self._states.token_ids[batch.sampled_slots, batch.sampled_positions]
+        ends[rows.starts + rows.counts - 1] = True
+        first_end = np.minimum.reduceat(np.where(ends, np.arange(len(sampled)), len(sampled)), rows.starts)
+        found: Int32Array = (first_end - rows.starts + 1).astype(np.int32)
+        return found
+
+    def _take_tokens(
+        self, batch: InputBatch, rows: SlotRows, sampled: Int32Array, counts: Int32Array
+    ) -> npt.NDArray[np.int32]:
+        """The first `counts` [L] tokens of each slot, which it has from now on."""
+        states = self._states
+        if len(rows.slots) == 1:
+            count, position = int(counts[0]), int(batch.sampled_positions[0])
+            token_ids = sampled[:count]
+            states.token_ids[int(rows.slots[0]), position : position + count] = np.maximum(token_ids, 0)
+            return token_ids
+        if len(sampled) == len(rows.slots):
+            states.fill(batch.sampled_slots, batch.sampled_positions, sampled)
+            return sampled
+        kept = kept_rows(rows, counts)
+        token_ids = sampled[kept]
+        states.fill(batch.sampled_slots[kept], batch.sampled_positions[kept], token_ids)
+        return token_ids
 
     def goes_on(self, slots: Int32Array) -> bool:
         """Whether drafts of all these [R] slots, which verify some in a step that is under way, are wanted whatever it
@@ -250,18 +318,23 @@ class SlotDrafts:
     def propose(self, slots: Int32Array, computed: Int32Array | None = None) -> Drafts | None:
         """Drafts of [L] slots that have sampled, in place of those they had; None where there are none. `computed`: [R]
         all slots of the step; None: no others. A model's guesses are part of what the next step takes."""
-        with self.timed() if self._proposer.computes else nullcontext():
+        found = self.propose_early(slots, computed)
+        return None if found is None else found.result()
+
+    def propose_early(self, slots: Int32Array, computed: Int32Array | None = None) -> FoundDrafts | None:
+        """As `propose`, but for the message, which nobody needs before the next step."""
+        with self.clock if self._proposer.computes else nullcontext():
             self._proposer.follow(slots if computed is None else computed)
             return self._propose(slots)
 
     def take_guesses(self, slots: Int32Array, guessed: Pending[Int32Array]) -> Pending[Drafts | None]:
         """As `propose`, where a device guesses behind the step: [L, drafts], -1 from where there is none. Guesses are
         waited for only where it depends on them which are verified."""
-        with self.timed() if self._proposer.computes else nullcontext():
+        with self.clock if self._proposer.computes else nullcontext():
             self._proposer.went_on(slots)
             most = self._room(slots)
             if self._adaptive is not None and not self._adaptive.keeps_all(slots, most):
-                return Ready(self._propose(slots, guessed))
+                return self._propose(slots, guessed) or Ready(None)
             counts = most
             if self._adaptive is not None:
                 self._adaptive.due(slots)
@@ -293,7 +366,7 @@ class SlotDrafts:
         for slot, start, row in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), held, strict=True):
             self._states.token_ids[slot, start : start + row[0]] = row[1 : 1 + row[0]]
 
-    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None = None) -> Drafts | None:
+    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None = None) -> FoundDrafts | None:
         states = self._states
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0
@@ -310,17 +383,20 @@ class SlotDrafts:
                 self._counts[slots] = 0
                 return None
             found = [ids[:count] for ids, count in zip(found, counts.tolist(), strict=True)]
-        token_ids = np.concatenate(found).astype(np.int32) if counts.any() else slots[:0]
-        if self._vocab_size is not None and len(token_ids) and not self._are_tokens(token_ids, self._vocab_size):
+        if not counts.any() or not self._are_tokens(found):
             self._counts[slots] = 0
             return None
         for slot, start, ids in zip(slots.tolist(), known.tolist(), found, strict=True):
             states.token_ids[slot, start : start + len(ids)] = ids
         self._counts[slots] = counts
-        return Drafts(counts, token_ids) if len(token_ids) else None
+        return FoundDrafts(counts, found)
 
-    def _are_tokens(self, token_ids: Int32Array, vocab_size: int) -> bool:
+    def _are_tokens(self, found: Sequence[Int32Array]) -> bool:
         """Whether a proposer keeps to the vocabulary: others have no embedding, and a device stops at them."""
+        vocab_size = self._vocab_size
+        if vocab_size is None or self._proposer.repeats:
+            return True
+        token_ids = np.concatenate(found)
         valid = bool(token_ids.min() >= 0 and token_ids.max() < vocab_size)
         if not valid and not self._said_invalid:
             self._said_invalid = True

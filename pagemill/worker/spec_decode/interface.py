@@ -176,6 +176,8 @@ class Proposer(ABC):
 
     computes: ClassVar[bool] = False
     """Whether guesses take a time that counts beside that of a step."""
+    repeats: ClassVar[bool] = False
+    """Whether it proposes nothing but tokens of texts: these are all valid."""
 
     @classmethod
     def wants(cls, draft: CausalLM | None) -> WantedHidden | None:

@@ -22,6 +22,8 @@ class NgramProposer(Proposer):
     where it differs in a few tokens. A guess costs a look for each length, however long the text is; the index grows
     with the slot's tokens."""
 
+    repeats = True
+
     def __init__(self, context: ProposerContext) -> None:
         """Raises ConfigError for lengths that cannot be looked for."""
         settings = context.settings
@@ -34,6 +36,7 @@ class NgramProposer(Proposer):
             )
         self._states = context.states
         self._max_drafts = context.max_drafts
+        self._places = np.arange(context.max_drafts)
         self._indexes: list[NgramIndex | PythonNgramIndex | None] = [None] * len(context.states.num_tokens)
         """By slot; None: nothing is known of its tokens yet."""
         self._copies = [(0, 0)] * len(self._indexes)
@@ -71,7 +74,8 @@ class NgramProposer(Proposer):
                 found.append(token_ids[slot, :0])
                 continue
             self._copies[slot] = (count - start, count)
-            guess = token_ids[slot, start : min(start + self._max_drafts, count)]
-            # A text that repeats its last tokens is taken to go on with that.
-            found.append(guess.copy() if len(guess) == self._max_drafts else np.resize(guess, self._max_drafts))
+            if start + self._max_drafts <= count:
+                found.append(token_ids[slot, start : start + self._max_drafts].copy())
+            else:  # a text that repeats its last tokens is taken to go on with that
+                found.append(token_ids[slot, start + self._places % (count - start)])
         return found

@@ -30,6 +30,8 @@ class SuffixProposer(Proposer):
     """The request's own text and the past outputs of its salt are asked; the guess of which more is expected counts,
     its own if they are equal. A guess costs no more than the square of the depth of looks into a table."""
 
+    repeats = True
+
     def __init__(self, context: ProposerContext) -> None:
         """Raises ConfigError for settings that are out of range."""
         self._settings = _checked(context.settings)

@@ -26,6 +26,16 @@ def test_the_device_has_what_the_host_has():
     assert np.array_equal(table.device_blocks[:3].numpy(), table.blocks)
 
 
+def test_blocks_are_sent_in_the_order_in_which_they_came():
+    table = DeviceBlockTable(3, 64, 4, torch.device("cpu"))
+    table.reset(0, [5, 6])
+    table.reset(1, [])
+    table.take_changes()
+    table.append(1, [9])
+    table.append(0, [8, 7])
+    assert [part.tolist() for part in table.take_changes()] == [[16, 2, 3], [9, 8, 7]]
+
+
 def test_nothing_is_sent_without_a_change():
     table = DeviceBlockTable(3, 64, 4, torch.device("cpu"))
     table.reset(0, [5])

@@ -5,7 +5,7 @@ import numpy as np
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.messages.step import NewRequest, SchedulerOutput
 from pagemill.worker.batch.block_tables import BlockTable
-from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.input_batch import SlotRows, build_batch
 from pagemill.worker.batch.request_states import RequestStates
 
 
@@ -81,3 +81,25 @@ def test_drafts_of_each_request_are_counted():
     batch = build_batch(step_of(slots, counts), states, counts)
     assert batch.num_drafts.tolist() == [0, 0, 2]
     assert build_batch(step_of(slots, [1, 4, 1]), states).num_drafts is None
+
+
+def test_the_rows_of_each_slot_that_samples():
+    states = RequestStates(4, 32)
+    for slot, length in ((0, 5), (2, 7), (3, 3)):
+        states.add(new_request(slot, range(10 * slot, 10 * slot + length), computed=length - 1))
+    for slots, counts in (([2, 0, 3], [3, 1, 2]), ([3], [4]), ([0, 2], [1, 1])):
+        step = step_of(slots, counts)
+        batch = build_batch(step, states, step.num_tokens)
+        assert batch.known_rows is not None
+        for found, expected in zip(batch.slot_rows, SlotRows.of(batch.sampled_slots), strict=True):
+            assert found.tolist() == expected.tolist()
+        assert batch.verifies == (max(counts) > 1)
+        assert batch.token_ids.tolist() == states.token_ids[batch.token_slots, batch.positions].tolist()
+        assert batch.sampled_positions.tolist() == (batch.positions + 1).tolist()
+        assert batch.seq_lens.tolist() == (states.num_computed[slots] + counts).tolist()
+    states.num_computed[3] = 0
+    step = step_of([2, 3], [3, 3])
+    mixed = build_batch(step, states, step.num_tokens)
+    assert mixed.known_rows is None and mixed.verifies
+    assert [part.tolist() for part in mixed.slot_rows] == [[2, 3], [0, 3], [3, 1]]
+    assert [part.tolist() for part in SlotRows.of(np.zeros(0, np.int32))] == [[], [], []]

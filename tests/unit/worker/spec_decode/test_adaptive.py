@@ -273,11 +273,11 @@ def test_ranks_agree_on_the_time_of_a_step():
     states = RequestStates(2, 100)
     alone, together = drafts_of(states), drafts_of(states, Ranks())
     for drafts in (alone, together):
-        with drafts.timed():
+        with drafts.clock:
             pass
         drafts.computed(num_tokens=3, num_rows=1)  # tokens of prompts say nothing
         assert drafts._adaptive.costs.num_steps == 0
-        with drafts.timed():
+        with drafts.clock:
             pass
         drafts.computed(num_tokens=2, num_rows=2)
         assert drafts._adaptive.costs.num_steps == 1
@@ -310,7 +310,7 @@ def test_steps_after_which_nobody_is_asked_are_not_measured():
     steps = IDLE_STEPS + 10 * PATIENCE
     asked = 0
     for _ in range(steps):
-        with drafts.timed():
+        with drafts.clock:
             pass
         asked += not drafts._adaptive.pauses()
         drafts.computed(num_tokens=2, num_rows=2)
