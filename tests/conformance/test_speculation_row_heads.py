@@ -1,5 +1,5 @@
 """Heads that propose from one hidden state (Medusa, MLP speculators) change no token, and guess what they do in plain
-PyTorch: with chunked prompts, shared prefixes, preemption, forms, stops, a restart; on a device too."""
+PyTorch: with chunked prompts, preemption, a restart. test_speculation_every_head.py asks them for all else."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,10 @@ from transformers import AutoModelForCausalLM
 from pagemill.config.arguments import EngineArgs
 from pagemill.errors import ConfigError, ModelError
 from pagemill.launch import build_config
-from pagemill.messages.structured_outputs import StructuredOutputsParams
 from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
-from tests.conformance.drafted_runs import noted_guesses, run_requests
-from tests.conformance.test_speculation import ASKED, FORM, requests
+from tests.conformance.drafted_runs import noted_guesses
 from tests.conformance.test_speculation_proposers import PROMPTS, Run, compare
 from tests.fakes.made_heads import MadeHeads
-from tests.fakes.masked_worker import forms, wide_table
 from tests.fakes.tiny_row_heads import ReferenceRowHeads, make_medusa, make_mlp_speculator
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -84,31 +81,6 @@ def test_speculation_by_row_heads_after_preemption(made, guesses, kind):
     _, drafted = compare(target, of(heads), num_gpu_blocks_override=19)
     assert drafted.stats.num_preemptions
     assert check(guesses, target, heads, 11) > 30
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_speculation_by_row_heads_finds_as_much_cached(made, kind):
-    target, heads = made(kind)
-    plain, drafted = compare(target, of(heads), prompts=PROMPTS | {"later": PROMPTS["first"]})
-    assert drafted.stats.prefix_cache_hits == plain.stats.prefix_cache_hits > 0
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("kind", BOTH)
-def test_speculation_by_row_heads_of_all_that_is_asked_for(made, kind, seed):
-    """Sampled, penalised, scored, stopping, with a form: all in the same steps, with small chunks and few blocks."""
-    target, heads = made(kind, seed)
-    grammar_of = forms({FORM: StructuredOutputsParams(regex="[0-9]{20}")}, wide_table())
-    settings = {"grammar_of": grammar_of, "max_num_batched_tokens": 9}
-    expected, _ = run_requests(target, requests(seed), **settings)
-    config = of(heads, adaptive=False)
-    found, stats = run_requests(
-        target, requests(seed), **settings, speculative_config=config, num_gpu_blocks_override=9, depth=1 + seed % 2
-    )
-    assert found.tokens == expected.tokens
-    assert found.finish == expected.finish
-    assert set(found.tokens) == set(ASKED)
-    assert stats.drafts.num_draft_tokens > 50
 
 
 @pytest.mark.parametrize("kind", BOTH)

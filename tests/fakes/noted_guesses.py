@@ -55,6 +55,13 @@ def note_guesses(
     monkeypatch.setattr(SlotDrafts, "_taken", noted_behind)
 
 
+def guesses_by_text(monkeypatch: pytest.MonkeyPatch, proposer: type[Proposer]) -> dict[tuple[int, ...], list[int]]:
+    """Text -> drafts, of every guess from now on."""
+    seen: dict[tuple[int, ...], list[int]] = {}
+    note_guesses(monkeypatch, proposer, lambda text, drafts: seen.update({tuple(text): drafts}))
+    return seen
+
+
 def note_modes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, GraphMode]]:
     """A list of ("follow", "guess" or, behind a step, "both", and what it ran in), of networks that guess on a device,
     which grows while they run."""

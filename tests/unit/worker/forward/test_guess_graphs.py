@@ -6,7 +6,7 @@ from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.forward.drafted_steps import DraftedSteps
 from pagemill.worker.spec_decode.drafts import SlotDrafts
 from pagemill.worker.spec_decode.heads import HeadProposer
-from tests.fakes.noted_guesses import note_guesses, note_modes
+from tests.fakes.noted_guesses import guesses_by_text, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_heads import make_head
 from tests.marks import slow
@@ -24,10 +24,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def guesses(monkeypatch):
-    """Text -> drafts."""
-    seen = {}
-    note_guesses(monkeypatch, HeadProposer, lambda text, drafts: seen.update({tuple(text): drafts}))
-    return seen
+    return guesses_by_text(monkeypatch, HeadProposer)
 
 
 @pytest.fixture

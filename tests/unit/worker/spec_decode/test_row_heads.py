@@ -5,7 +5,7 @@ import pytest
 
 from pagemill.config.graph_mode import GraphMode
 from pagemill.worker.spec_decode.row_heads import RowHeadsProposer
-from tests.fakes.noted_guesses import note_guesses, note_modes
+from tests.fakes.noted_guesses import guesses_by_text, note_modes
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_row_heads import make_medusa, make_mlp_speculator
 from tests.unit.worker.forward.test_device import WHOLE, own_backends
@@ -22,10 +22,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def guesses(monkeypatch):
-    """Text -> drafts."""
-    seen = {}
-    note_guesses(monkeypatch, RowHeadsProposer, lambda text, drafts: seen.update({tuple(text): drafts}))
-    return seen
+    return guesses_by_text(monkeypatch, RowHeadsProposer)
 
 
 CASES = [
