@@ -8,9 +8,7 @@
 
 #include "attention_plan.h"
 #include "barrier.h"
-#include "parallel.h"
-#include "selected.h"
-#include "thread_buffer.h"
+#include "plan_rows.h"
 #include "waves.h"
 
 namespace {
@@ -24,12 +22,6 @@ constexpr int64_t MIN_SHARED_ROWS = 16;
 constexpr int64_t MIN_SPLIT_ROWS = 192, MIN_ROWS_PER_THREAD = 24;
 // Of the weights that come next, while a thread waits for the others.
 constexpr int64_t PREFETCH_BYTES = 192 * 1024;
-
-typedef uint16_t element;  // bfloat16; nothing is computed here
-
-struct Share {
-  int64_t begin, end;
-};
 
 Share share_of(int64_t count, int64_t rank, int64_t threads) {
   return {count * rank / threads, count * (rank + 1) / threads};
@@ -75,10 +67,10 @@ struct Queues {
   WorkQueue first, second;
 };
 
-class PlanRun {
+class PlanRun : PlanRows {
  public:
   PlanRun(const PmOp* ops, int64_t num_ops, const PmRun& run, int64_t threads)
-      : ops_(ops), num_ops_(num_ops), run_(run), threads_(threads) {}
+      : PlanRows(run), ops_(ops), num_ops_(num_ops), threads_(threads) {}
 
   // False: out of memory.
   bool prepare() {
@@ -107,7 +99,7 @@ class PlanRun {
 
   void work(int64_t rank) {
     if (in_waves_) return work_in_waves(rank);
-    Own own = {own_ + rank * own_stride_, -1, 0};
+    OwnNorm own = {own_ + rank * own_stride_, -1, 0};
     int64_t attend = 0, linear = 0;
     for (int64_t i = 0; i < num_ops_; ++i) {
       const PmOp& op = ops_[i];
@@ -122,29 +114,14 @@ class PlanRun {
         case PM_OP_LINEAR:
           this->linear(op, rank, own, linear++);
           break;
-        case PM_OP_PREPARE:
-          prepare_tokens(op, share_of(run_.num_tokens, rank, team_));
-          break;
         case PM_OP_ADD:
-          add(op, share_of(run_.num_tokens, rank, team_), &own);
+          add(op, share_of(run_.num_tokens, rank, team_), own_rows_ ? &own : nullptr);
           break;
         case PM_OP_SCALE:
           scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
           break;
-        case PM_OP_MULTIPLY:
-          multiply(op, share_of(run_.num_tokens, rank, team_));
-          break;
         case PM_OP_NORM_PARTS:
           norm_parts(op, share_of(run_.num_tokens * parts_of(op), rank, team_));
-          break;
-        case PM_OP_LOOK_UP:
-          look_up(op, share_of(run_.num_tokens, rank, team_));
-          break;
-        case PM_OP_EMBED:
-          embed(op, share_of(run_.num_tokens, rank, team_));
-          break;
-        case PM_OP_GATE:
-          gate(op, share_of(run_.num_tokens, rank, team_));
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
@@ -152,19 +129,14 @@ class PlanRun {
         case PM_OP_CHOOSE:
           choose(op, rank, attend);
           break;
+        default:
+          run_rows(op, share_of(run_.num_tokens, rank, team_));
       }
       barrier_.wait(next_weights(i + 1, rank));
     }
   }
 
  private:
-  // The norm that a thread computed for itself last, and the buffer that it stands for.
-  struct Own {
-    char* memory;
-    int64_t buffer;
-    int64_t stride;
-  };
-
   // Of the first linear layer from operation i on, what this thread begins with.
   Prefetch next_weights(int64_t i, int64_t rank) const {
     while (i < num_ops_ && ops_[i].kind != PM_OP_LINEAR) ++i;
@@ -174,9 +146,6 @@ class PlanRun {
     const int64_t bytes = (share.end - share.begin) * panel_bytes(linear);
     return {(const char*)linear.weight + share.begin * panel_bytes(linear), bytes < PREFETCH_BYTES ? bytes : PREFETCH_BYTES};
   }
-
-  element* buffer(int64_t index) const { return (element*)run_.buffers[index]; }
-  element* row(int64_t index, int64_t r) const { return buffer(index) + r * run_.widths[index]; }
 
   int64_t quantized_bytes() const {
     int64_t most = 0;
@@ -235,24 +204,6 @@ class PlanRun {
     return scratch_ && partials_;
   }
 
-  AttentionArgs attention_args(const PmOp& op) const {
-    const PmLayer& layer = op.layer;
-    const int64_t width = run_.widths[op.in];
-    const element* query = buffer(op.in);
-    const element* key = query + layer.num_heads * layer.head_size;
-    const element* value = key + layer.num_kv_heads * layer.head_size;
-    const PmTensors tensors = {op.out < 0 ? nullptr : buffer(op.out), query, key, value, op.kv_cache, width, width,
-                               width, op.values_offset, op.block_stride, PM_BFLOAT16, op.kv_dtype};
-    return {tensors, *run_.batches[op.group], layer};
-  }
-
-  NormArgs norm_args(const PmOp& op, void* out, void* sum) const {
-    const int64_t cols = run_.widths[op.out];
-    const void* residual = op.residual_in < 0 ? nullptr : buffer(op.residual_in);
-    return {out, buffer(op.in), residual, sum, op.weight, cols, 1, run_.widths[op.in], PM_BFLOAT16, op.weight_dtype,
-            (float)op.eps, op.centers, op.second_weight};
-  }
-
   void work_in_waves(int64_t rank) {
     WaveCursor at;
     for (WaveTask task = waves_.take(at), next; task.stage >= 0; task = next) {
@@ -290,45 +241,10 @@ class PlanRun {
   }
 
   void work_on_rows(const WaveStage& stage, Share rows) const {
-    for (int64_t i = stage.first; i < stage.last; ++i) {
-      const PmOp& op = ops_[i];
-      switch (op.kind) {
-        case PM_OP_NORM:
-          selected->norm(norm_args(op, buffer(op.out), op.residual_out < 0 ? nullptr : buffer(op.residual_out)),
-                         rows.begin, rows.end);
-          break;
-        case PM_OP_LINEAR:
-          multiply_rows(linear_args(op), rows);
-          break;
-        case PM_OP_PREPARE:
-          prepare_tokens(op, rows);
-          break;
-        case PM_OP_ADD:
-          add(op, rows);
-          break;
-        case PM_OP_SCALE:
-          scale(op, {rows.begin * run_.widths[op.out], rows.end * run_.widths[op.out]});
-          break;
-        case PM_OP_MULTIPLY:
-          multiply(op, rows);
-          break;
-        case PM_OP_NORM_PARTS:
-          norm_parts(op, {rows.begin * parts_of(op), rows.end * parts_of(op)});
-          break;
-        case PM_OP_LOOK_UP:
-          look_up(op, rows);
-          break;
-        case PM_OP_EMBED:
-          embed(op, rows);
-          break;
-        case PM_OP_GATE:
-          gate(op, rows);
-          break;
-      }
-    }
+    for (int64_t i = stage.first; i < stage.last; ++i) run_rows(ops_[i], rows);
   }
 
-  void norm(const PmOp& op, int64_t rank, const Own& own) const {
+  void norm(const PmOp& op, int64_t rank, const OwnNorm& own) const {
     const Share share = share_of(run_.num_tokens, rank, team_);
     NormArgs args = norm_args(op, buffer(op.out), op.residual_out < 0 ? nullptr : buffer(op.residual_out));
     if (own_rows_ && op.in == own.buffer) {
@@ -339,7 +255,7 @@ class PlanRun {
   }
 
   // The sum is needed by all in the end; the first thread keeps it where they find it, the others beside their result.
-  void norm_own(const PmOp& op, int64_t rank, Own& own) const {
+  void norm_own(const PmOp& op, int64_t rank, OwnNorm& own) const {
     const int64_t cols = run_.widths[op.out];
     element* out = (element*)own.memory;
     element* sum = out + MAX_OWN_ROWS * cols;
@@ -356,7 +272,7 @@ class PlanRun {
   }
 
   // The `number`-th linear layer.
-  void linear(const PmOp& op, int64_t rank, const Own& own, int64_t number) {
+  void linear(const PmOp& op, int64_t rank, const OwnNorm& own, int64_t number) {
     LinearArgs args = linear_args(op);
     if (own_rows_ && op.in == own.buffer) {
       args.x = own.memory;
@@ -376,121 +292,6 @@ class PlanRun {
     }
     const Shares shares(now, panels, team_, panels_at_a_time(panels / team_));
     shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
-  }
-
-  LinearArgs linear_args(const PmOp& op) const {
-    return {op.linear, buffer(op.in), buffer(op.out), run_.num_tokens, run_.widths[op.in], run_.widths[op.out],
-            op.out_dtype};
-  }
-
-  static void quantize_own(LinearArgs& args) {
-    static thread_local ThreadBuffer own_rows;
-    const int64_t bytes = selected->quantized_bytes(args);
-    if (!bytes) return;
-    args.quantized = own_rows.at_least(bytes);
-    selected->quantize_rows(args, 0, args.num_rows);
-  }
-
-  static void multiply_rows(LinearArgs args, Share rows) {
-    args.x = (const element*)args.x + rows.begin * args.x_stride;
-    args.out = (char*)args.out + rows.begin * args.out_stride * (args.out_dtype == PM_FLOAT32 ? 4 : 2);
-    args.num_rows = rows.end - rows.begin;
-    quantize_own(args);
-    selected->linear(args, 0, num_panels(args.linear));
-  }
-
-  void prepare_tokens(const PmOp& op, Share share) const {
-    const PmLayer& layer = op.layer;
-    const int64_t width = run_.widths[op.in], size = layer.head_size, query_size = layer.num_heads * size;
-    for (int64_t t = share.begin; t < share.end; ++t) {
-      element* query = row(op.in, t);
-      element* key = query + query_size;
-      element* value = key + layer.num_kv_heads * size;
-      if (op.key_is_value) memcpy(value, key, layer.num_kv_heads * size * sizeof(element));
-      if (op.weight) normalise_heads(op, query, op.weight, layer.num_heads);
-      if (op.second_weight) normalise_heads(op, key, op.second_weight, layer.num_kv_heads);
-      if (op.third_weight) normalise_heads(op, value, op.third_weight, layer.num_kv_heads);
-      const int64_t turned = layer.num_heads + (op.shared ? 0 : layer.num_kv_heads);
-      if (op.cos) rotate(op, query, turned, width, run_.positions[t]);
-    }
-    if (share.begin < share.end && !op.shared) selected->write_kv(attention_args(op), share.begin, share.end);
-  }
-
-  void add(const PmOp& op, Share rows, const Own* own = nullptr) const {
-    const int64_t width = run_.widths[op.out];
-    const ElementArgs args = {buffer(op.out), normed_or(op.in, own), normed_or(op.residual_in, own), PM_BFLOAT16,
-                              PM_NO_ACTIVATION, 0};
-    selected->add(args, rows.begin * width, rows.end * width);
-  }
-
-  // A buffer, or where this thread has what it stands for.
-  const void* normed_or(int64_t index, const Own* own) const {
-    return own && own_rows_ && own->buffer == index ? (const void*)own->memory : buffer(index);
-  }
-
-  // Elements `begin` to `end`.
-  void scale(const PmOp& op, Share share) const {
-    const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, op.out_dtype, PM_NO_ACTIVATION,
-                              (float)op.factor};
-    selected->scale(args, share.begin, share.end);
-  }
-
-  void multiply(const PmOp& op, Share rows) const {
-    for (int64_t t = rows.begin; t < rows.end; ++t) {
-      const ElementArgs args = {row(op.out, t), row(op.in, t), row(op.residual_in, t) + op.columns, PM_BFLOAT16,
-                                PM_NO_ACTIVATION, 0};
-      selected->multiply(args, 0, run_.widths[op.out]);
-    }
-  }
-
-  int64_t parts_of(const PmOp& op) const { return run_.widths[op.out] / op.columns; }
-
-  void norm_parts(const PmOp& op, Share parts) const {
-    const NormArgs args = {buffer(op.out), buffer(op.in), nullptr, nullptr, op.weight, op.columns, 1, op.columns,
-                           PM_BFLOAT16, op.weight_dtype, (float)op.eps, 0, nullptr};
-    selected->norm(args, parts.begin, parts.end);
-  }
-
-  void look_up(const PmOp& op, Share rows) const {
-    const int64_t width = run_.widths[op.out];
-    for (int64_t t = rows.begin; t < rows.end; ++t)
-      memcpy(row(op.out, t), (const element*)op.weight + run_.positions[t] * width, width * sizeof(element));
-  }
-
-  void embed(const PmOp& op, Share rows) const {
-    const int64_t width = run_.widths[op.out];
-    for (int64_t t = rows.begin; t < rows.end; ++t) {
-      const void* sum = (const element*)op.weight + run_.tokens[t] * width;
-      const auto add_row = [&](const void* table, int64_t at) {
-        if (!table) return;
-        selected->add({row(op.out, t), sum, (const element*)table + at * width, PM_BFLOAT16, PM_NO_ACTIVATION}, 0, width);
-        sum = row(op.out, t);
-      };
-      add_row(op.second_weight, run_.positions[t]);
-      add_row(op.third_weight, run_.types ? run_.types[t] : 0);
-      if (sum != row(op.out, t)) memcpy(row(op.out, t), sum, width * sizeof(element));
-    }
-  }
-
-  void gate(const PmOp& op, Share rows) const {
-    const int64_t width = run_.widths[op.out], in_width = run_.widths[op.in];
-    const ActivationArgs args = {buffer(op.out), buffer(op.in), width, in_width, PM_BFLOAT16, op.gate};
-    selected->activation(args, rows.begin, rows.end);
-  }
-
-  void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
-    const int64_t size = op.whole_norms ? count * op.layer.head_size : op.layer.head_size;
-    const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
-                           (float)op.eps, 0, nullptr};
-    selected->norm(args, 0, op.whole_norms ? 1 : count);
-  }
-
-  // Query and key lie side by side, so they are rotated together.
-  void rotate(const PmOp& op, element* x, int64_t heads, int64_t width, int64_t position) const {
-    const int64_t at = position * op.table_stride * (op.table_dtype == PM_FLOAT32 ? 4 : 2);
-    const RopeArgs args = {x, heads, op.layer.head_size, width, PM_BFLOAT16, (const char*)op.cos + at,
-                           (const char*)op.sin + at, op.half, op.table_stride, op.table_dtype};
-    selected->rope(args, 0, 1);
   }
 
   void attend(const PmOp& op, int64_t rank, int64_t number) {
@@ -554,7 +355,6 @@ class PlanRun {
 
   const PmOp* ops_;
   const int64_t num_ops_;
-  const PmRun& run_;
   const int64_t threads_;
   int64_t team_ = 1;
   Barrier barrier_;
