@@ -10,6 +10,7 @@ from typing import Any, Final
 from pagemill.artifacts.gguf_file import GgufFile, GgufTensor
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
+from pagemill.utils.text import index_of
 
 TOP: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER: Final = {
@@ -153,8 +154,9 @@ class GgufFamily:
         if prefix is not None and rest in self.exact:
             return f"{self.layers}.{prefix}.{self.exact[rest]}"
         numbered, _, number = stem.rpartition(".")
-        if prefix is not None and numbered in self.numbered and number.isdecimal() and number.isascii():
-            return f"{self.layers}.{prefix}.{self.numbered[numbered].format(int(number))}.{kind}"
+        expert = index_of(number)
+        if prefix is not None and numbered in self.numbered and expert is not None:
+            return f"{self.layers}.{prefix}.{self.numbered[numbered].format(expert)}.{kind}"
         if prefix is None or stem not in self.layer:
             raise ModelError(f"GGUF tensor {name!r} is not known for this architecture")
         return f"{self.layers}.{prefix}.{self.layer[stem]}.{kind}"
@@ -174,7 +176,7 @@ def _place(name: str) -> tuple[str | None, str]:
     """(number of the layer, the rest of a tensor's name); None: it is of no layer."""
     prefix, _, rest = name.partition(".")
     number, _, part = rest.partition(".")
-    if prefix == "blk" and number.isdecimal() and number.isascii() and part:
+    if prefix == "blk" and index_of(number) is not None and part:
         return number, part
     return None, name
 

@@ -1,10 +1,11 @@
-"""`shown`: a value in an error message."""
+"""`shown`: a value in an error message; `index_of`: a number in a name."""
 
 import itertools
 from typing import Any
 
 _MAX_SHOWN = 60
 _MAX_BITS = 128
+_MAX_DIGITS = 9
 
 
 def shown(value: Any) -> str:
@@ -13,6 +14,12 @@ def shown(value: Any) -> str:
         return _bits(value)
     text = repr(_clipped(value, [_MAX_SHOWN]))
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def index_of(text: str) -> int | None:
+    """The number, from 0 up, that a part of a name is; None of anything else, and of a number too long to count
+    something: Python refuses to read those."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= _MAX_DIGITS else None
 
 
 class _Written(str):

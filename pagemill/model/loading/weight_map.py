@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pagemill.utils.text import index_of
+
 
 @dataclass(frozen=True)
 class Target:
@@ -46,10 +48,12 @@ class WeightMap:
         here = {there: here for here, there in self.parents.items()}
         parent = ".".join(here.get(part, part) for part in parent.split("."))
         module, _, number = parent.rpartition(".")
-        if leaf in self.experts and module.endswith(".experts") and number.isdecimal():
-            return Target(module, kind, int(number) * len(self.experts) + self.experts.index(leaf))
-        if leaf.isdecimal() and self.numbered.get(module.rpartition(".")[2]) == number:
-            return Target(module, kind, int(leaf))
+        expert = index_of(number)
+        if leaf in self.experts and module.endswith(".experts") and expert is not None:
+            return Target(module, kind, expert * len(self.experts) + self.experts.index(leaf))
+        place = index_of(leaf)
+        if place is not None and self.numbered.get(module.rpartition(".")[2]) == number:
+            return Target(module, kind, place)
         named = _under(parent, leaf)
         for stacked, parts in self.stack.items():
             within, _, own = stacked.rpartition(".")

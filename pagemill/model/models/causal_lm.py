@@ -28,7 +28,7 @@ from pagemill.model.network.native_plan import NotPlannable, make_plan, plan_sou
 from pagemill.model.network.operations import Network, Value
 from pagemill.model.network.program import Program
 from pagemill.model.network.rewrite import include_gates
-from pagemill.utils.text import shown
+from pagemill.utils.text import index_of, shown
 
 logger = get_logger(__name__)
 
@@ -240,9 +240,10 @@ class CausalLM(GivesHidden):
         if layer == "score":
             return self.pooling_head is None
         head, _, rest = layer.partition(".")
-        index = rest.partition(".")[0]
-        is_layer = head == "layers" and index.isdecimal() and int(index) < self.config["num_hidden_layers"]
-        return is_layer and index not in self.layers
+        name = rest.partition(".")[0]
+        index = index_of(name)
+        is_layer = head == "layers" and index is not None and index < self.config["num_hidden_layers"]
+        return is_layer and name not in self.layers
 
     def take_kv_scale(self, layer: str, which: str, scale: float) -> None:
         """Of the keys (k) or values (v) of a layer's attention, for a cache of 8-bit floats. Raises ModelError."""

@@ -19,6 +19,7 @@ from pagemill.model.layers.rotary import rope_settings, yarn_magnitude
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
 from pagemill.model.models.decoder import GatedMLP, MixtureOfExperts, NormedLayer, rms_norms
 from pagemill.model.network.operations import Layer, Network, Value
+from pagemill.utils.text import index_of
 
 LATENT_EPS = 1e-6
 """Of the norms of latent vectors, whatever the configuration says of the others."""
@@ -100,10 +101,10 @@ class DeepseekV2ForCausalLM(CausalLM):
     def elsewhere(self, layer: str) -> bool:
         """Layers that predict further tokens come after the last one, and are not needed."""
         head, _, rest = layer.partition(".")
-        index = rest.partition(".")[0]
+        index = index_of(rest.partition(".")[0])
         last = self.config["num_hidden_layers"]
         extra = range(last, last + int(self.config.get("num_nextn_predict_layers") or 0))
-        return super().elsewhere(layer) or (head == "layers" and index.isdecimal() and int(index) in extra)
+        return super().elsewhere(layer) or (head == "layers" and index in extra)
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         step = self.config.get("moe_layer_freq") or 1

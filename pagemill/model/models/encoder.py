@@ -12,6 +12,7 @@ from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, JoinedColumnLinear, Linear, RowLinear
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.network.operations import Network, Value
+from pagemill.utils.text import index_of
 
 _ENDS = (
     *("embed_tokens", "embed_positions", "embed_types", "embed_norm", "norm"),
@@ -37,14 +38,15 @@ class Encoder(CausalLM):
     def elsewhere(self, layer: str) -> bool:
         """Heads that are not asked for are not loaded; nor are, of another pipeline stage, its layers."""
         head, _, rest = layer.partition(".")
-        index = rest.partition(".")[0]
+        name = rest.partition(".")[0]
+        index = index_of(name)
         if head in _ENDS:
             return True
         return (
             head == "layers"
-            and index.isdecimal()
-            and int(index) < self.config["num_hidden_layers"]
-            and index not in self.layers
+            and index is not None
+            and index < self.config["num_hidden_layers"]
+            and name not in self.layers
         )
 
 

@@ -20,6 +20,7 @@ from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.loading.stored import LayerTensor
 from pagemill.model.loading.weight_map import Target, WeightMap
 from pagemill.model.models.row_heads import RowHeads, side_by_side
+from pagemill.utils.text import index_of
 
 _EPS: Final = 1e-6
 """Of all norms; checkpoints do not say it."""
@@ -38,8 +39,9 @@ class SpeculatorNames(WeightMap):
         found = super().target(name)
         if found is None or not self.tied:
             return found
-        kind, _, index = found.layer.partition(".")
-        return None if kind in _ALIKE and index.isdecimal() and int(index) > _last(kind) else found
+        kind, _, place = found.layer.partition(".")
+        index = index_of(place)
+        return None if kind in _ALIKE and index is not None and index > _last(kind) else found
 
 
 def _last(kind: str) -> int:

@@ -53,7 +53,17 @@ def test_names(family: str, name: str, expected: str) -> None:
     assert FAMILIES[family].hf_name(name) == expected
 
 
-@pytest.mark.parametrize("name", ["blk.0.ssm_conv.weight", "layer.0.attn_q.weight", "attn_q.weight", "x"])
+LONG = "9" * 5000
+"""More digits than Python reads as a number."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.ssm_conv.weight", "layer.0.attn_q.weight", "attn_q.weight", "x", f"blk.{LONG}.attn_q.weight",
+        f"blk.0.ffn_gate.{LONG}.weight",
+    ],
+)  # fmt: skip
 def test_a_name_that_is_not_known_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=f"GGUF tensor '{name}' is not known"):
         FAMILIES["llama"].hf_name(name)

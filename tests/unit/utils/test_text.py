@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.utils.text import shown
+from pagemill.utils.text import index_of, shown
 
 
 class Counting(dict[str, Any]):
@@ -60,3 +60,13 @@ def test_a_large_value_is_not_walked_through() -> None:
     for _ in range(100_000):
         nested = [nested]
     assert shown(nested) == "[" * 60 + "..."
+
+
+@pytest.mark.parametrize(("text", "found"), [("0", 0), ("007", 7), ("123456789", 123_456_789)])
+def test_numbers_in_names(text: str, found: int) -> None:
+    assert index_of(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.0", " 1", "\u0663", "\u00b2", "1234567890", "9" * 5000])
+def test_what_is_no_number_of_anything(text: str) -> None:
+    assert index_of(text) is None

@@ -42,9 +42,19 @@ def test_missing_tensors_are_named(folder):
         PagedModel.load(folder)
 
 
-def test_unexpected_tensors_are_named(folder):
-    change(folder, lambda tensors: tensors.update({"model.layers.9.mlp.up_proj.weight": torch.ones(1)}))
+@pytest.mark.parametrize("number", ["9", "9" * 5000])
+def test_unexpected_tensors_are_named(folder, number):
+    """Also by numbers that Python refuses to read."""
+    change(folder, lambda tensors: tensors.update({f"model.layers.{number}.mlp.up_proj.weight": torch.ones(1)}))
     with pytest.raises(ModelError, match=r"does not use: model\.layers\.9"):
+        PagedModel.load(folder)
+
+
+def test_an_expert_of_an_impossible_number_is_named(tmp_path):
+    folder = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
+    name = f"model.layers.0.mlp.experts.{'9' * 5000}.up_proj.weight"
+    change(folder, lambda tensors: tensors.update({name: torch.ones(1)}))
+    with pytest.raises(ModelError, match=r"does not use: model\.layers\.0\.mlp\.experts\.9"):
         PagedModel.load(folder)
 
 
