@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.stored_formats import store_gpt_oss
@@ -31,6 +32,25 @@ def test_tokens_are_those_of_the_dequantized_weights(checkpoints, tmp_path, arch
         check_regrets(Reference(str(plain)), prompts, outputs, most=1.0, mean=0.02)
     else:
         Reference(str(plain)).check(prompts, outputs, "bfloat16")
+
+
+@pytest.fixture
+def unwritten():
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize("layout", [Layout(ordered=True), Layout(), Layout(bits=8, group_size=None)])
+def test_memory_that_nobody_has_written_is_not_read(checkpoints, tmp_path, layout):
+    """Of the first, one layer of each expert is dequantized when it is loaded, and the other in the first step."""
+    packed, plain = compress(Path(checkpoints.path("Qwen3MoeForCausalLM")), tmp_path, layout)
+    prompts = make_prompts(8)
+    with make_llm(str(packed)) as llm:
+        outputs = run(llm, prompts, greedy(16))
+    check_regrets(Reference(str(plain)), prompts, outputs, most=1.0, mean=0.02)
 
 
 @pytest.mark.parametrize("quantized", [False, True])

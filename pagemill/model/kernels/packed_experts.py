@@ -52,8 +52,9 @@ class PackedExperts:
             self.offsets[index].copy_(weight.offsets)
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """All weights dequantized, [N, out, in] in dtype, without padding."""
-        made = torch.stack([packed.floats(self.expert(index), dtype) for index in range(len(self.words))])
+        """All weights dequantized, [N, out, in] in dtype, without padding. In plain torch, since the first step of a
+        model may ask for it, and in that step kernels are compiled only."""
+        made = torch.stack([packed.reference_floats(self.expert(index), dtype) for index in range(len(self.words))])
         if self.inner is None:
             return made
         count, _, num_inputs = made.shape

@@ -118,7 +118,8 @@ class DeviceExperts(ExpertWeights):
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         first_layer, second = self.gate_up, self.down
-        if first_layer.form != second.form:  # once: the first step is before any graph is captured
+        # Once: the first step is before any graph is captured. Its kernels may be compiled only, so this takes none.
+        if first_layer.form != second.form:
             first_layer.dequantize()
             second.dequantize()
         if first_layer.packed is not None and second.packed is not None:

@@ -1,15 +1,19 @@
 """Experts of packed integers and 4-bit floats in Triton against plain torch."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from pagemill.model.kernels import packed
 from pagemill.model.kernels.moe import GELU, SILU, ExpertForm, reference_experts, reference_route
 from pagemill.model.kernels.routing import Routing
 from tests.fakes.triton_interpreter import DEVICE
 from tests.unit.model.kernels.packed_cases import experts_of
 from tests.unit.model.kernels.triton.test_moe import close, random
 
-from pagemill.model.kernels.triton import moe_choices, moe_packed  # isort: skip
+from pagemill.model.kernels.triton import launch, moe_choices, moe_packed  # isort: skip
+from pagemill.model.kernels.triton import packed as kernels  # isort: skip
 from pagemill.model.kernels.triton.moe_choices import PackedExpertsChoice
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -72,3 +76,26 @@ def test_no_tokens():
     x = random(0, 64, dtype=torch.bfloat16)
     routed = torch.zeros(0, 2, dtype=torch.int32, device=DEVICE), torch.zeros(0, 2, device=DEVICE)
     assert moe_packed.experts(x, gate_up, down, *routed, 0, SILU).shape == (0, 64)
+
+
+@pytest.fixture
+def unwritten() -> Iterator[None]:
+    """Memory that nobody has written is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize("inner", [None, 96])
+def test_floats_are_there_where_kernels_are_compiled_only(monkeypatch: pytest.MonkeyPatch, inner: int | None):
+    """Layers whose two weights are of different forms are dequantized in their first step, which is a precompilation:
+    those were memory that nobody had written."""
+    weights = experts_of(192, 64, 32, "4 zeros", 3, 1, DEVICE, inner=inner)
+    monkeypatch.setattr(packed, "floats", kernels.floats)  # as on a GPU
+    with launch.no_launches():
+        found = weights.floats(torch.float32)
+    assert not found.isnan().any()
+    expected = [kernels.floats(weights.expert(index), torch.float32) for index in range(3)]
+    for ours, whole in zip(found, expected, strict=True):
+        assert torch.equal(ours, whole if inner is None else torch.cat([part[:inner] for part in whole.chunk(2)]))
