@@ -22,7 +22,7 @@ from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config
 from pagemill.model.factory import load_model
-from pagemill.model.loading.upload import PIECE_BYTES
+from pagemill.model.loading.uploads import PIECE_BYTES
 from pagemill.platforms.cuda import CudaPlatform
 from pagemill.utils.timing import PhaseTimer
 

@@ -14,6 +14,8 @@ INDEX = "model.safetensors.index.json"
 MAX_NAME_CHARS = 200
 MAX_HEADER_BYTES = 64 << 20
 _SHOWN_CHARS = 60
+_LENGTH_BYTES = 8
+"""Of the number that a safetensors file begins with: the length of its header."""
 
 
 def names_of_weight_files(folder: Path) -> list[str]:
@@ -36,17 +38,22 @@ def names_of_weight_files(folder: Path) -> list[str]:
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
-    """What a safetensors file begins with: its tensors by name, each with its `dtype` and `shape`, and `__metadata__`.
-    Raises ModelError for one that is damaged, or begins with more than MAX_HEADER_BYTES."""
+    """What a safetensors file begins with: its tensors by name, each with its `dtype`, `shape` and `data_offsets`, and
+    `__metadata__`. Raises ModelError for one that is damaged, or begins with more than MAX_HEADER_BYTES."""
+    return safetensors_places(path)[0]
+
+
+def safetensors_places(path: Path) -> tuple[dict[str, Any], int]:
+    """`safetensors_header`, and the place in the file from which `data_offsets` count."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path.name} is damaged: its header is no object")
-    return header
+    return header, _LENGTH_BYTES + length
 
 
 def _is_plain(name: str) -> bool:

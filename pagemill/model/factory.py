@@ -10,7 +10,7 @@ import torch
 from pagemill.artifacts.config_fields import ModelFields
 from pagemill.catalog.heads import HEADS
 from pagemill.catalog.models import ENCODERS, HOSTS, MODELS
-from pagemill.catalog.weights import DUMMY, weights_source
+from pagemill.catalog.weights import DUMMY, SHARDED_STATE, weights_source
 from pagemill.config.choices import Convert
 from pagemill.config.facts import ModelFacts
 from pagemill.config.pooling_facts import HeadFacts
@@ -22,9 +22,12 @@ from pagemill.model.distributed.parallel_groups import ParallelGroups, solo_grou
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.exchange import Exchange
 from pagemill.model.layers.pooling_head import HeadLayer, PoolingHead, TokenChoiceHead
+from pagemill.model.loading.file_tensor import FileTensor
 from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
+from pagemill.model.loading.part import whole
 from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
+from pagemill.model.loading.uploads import Uploads
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.network.row_wise import require_row_wise
 from pagemill.model.quantization.choose import choose as choose_quantization
@@ -32,6 +35,8 @@ from pagemill.platforms.interface import Platform
 from pagemill.utils.timing import PhaseTimer
 
 DEFAULT_CACHE = CacheSettings()
+LEFT_IN_FILES = ("safetensors", SHARDED_STATE)
+"""Formats of which a source yields `FileTensor`s, which cost nothing before they are read."""
 
 
 def load_model(
@@ -48,15 +53,26 @@ def load_model(
     `expert_parallel`, on the last pipeline stage the embeddings too where `embeds_at_end`. Raises ModelError for files
     that do not fit the architecture, ConfigError when it cannot be split over the groups."""
     device = torch.device(platform.torch_device())
-    # What layers make for themselves, such as rotary tables, is made where it is used.
-    with timer.phase("build"), device, _buildable(facts):
-        model = build_model(facts, config, platform, groups or solo_groups(), cache, expert_parallel, embeds_at_end)
-    with timer.phase("weights"):
-        place = _place(config, device, groups or solo_groups())
-        load_weights(
-            model, _source(facts, config, place), device, shows_progress=config.use_tqdm_on_load and place.rank == 0
-        )
+    groups = groups or solo_groups()
+    copier = platform.copier()
+    place = _place(config, device, groups, leaves_in_files=copier is not None)
+    source = _source(facts, config, place)
+    with contextlib.nullcontext() if copier is None else Uploads(copier, device) as uploads:
+        if uploads is not None and _reads_all(facts, config, groups, expert_parallel):
+            uploads.guess(tensor for _, tensor in source(whole) if isinstance(tensor, FileTensor))
+        # What layers make for themselves, such as rotary tables, is made where it is used.
+        with timer.phase("build"), device, _buildable(facts):
+            model = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end)
+        with timer.phase("weights"):
+            shows_progress = config.use_tqdm_on_load and place.rank == 0
+            load_weights(model, source, device, uploads=uploads, shows_progress=shows_progress)
     return model.eval()
+
+
+def _reads_all(facts: ModelFacts, config: ModelConfig, groups: ParallelGroups, expert_parallel: bool) -> bool:
+    """Whether a rank will read everything that the files have, or nearly: that is known before the model is."""
+    is_alone = groups.tp.size * groups.pp.size == 1 and not (expert_parallel and groups.dp.size > 1)
+    return is_alone and config.load_format != DUMMY and facts.weights_format in LEFT_IN_FILES
 
 
 def save_sharded_state(
@@ -88,9 +104,12 @@ def save_sharded_state(
     return save_shards(empty, _source(facts, config, place), folder, place, checked_pattern(pattern), max_bytes)
 
 
-def _place(config: ModelConfig, device: torch.device, groups: ParallelGroups) -> LoadPlace:
+def _place(
+    config: ModelConfig, device: torch.device, groups: ParallelGroups, *, leaves_in_files: bool = False
+) -> LoadPlace:
     rank = groups.pp.rank * groups.tp.size + groups.tp.rank
-    return LoadPlace(device, rank, groups.tp.size * groups.pp.size, config.model_loader_extra_config)
+    world_size = groups.tp.size * groups.pp.size
+    return LoadPlace(device, rank, world_size, config.model_loader_extra_config, leaves_in_files)
 
 
 def _source(facts: ModelFacts, config: ModelConfig, place: LoadPlace) -> Source:

@@ -11,7 +11,7 @@ from pagemill import envs
 from pagemill.catalog.attention import cuda_order
 from pagemill.config.facts import DeviceFacts
 from pagemill.errors import ConfigError
-from pagemill.platforms.interface import DeviceMemory, GraphMaker, Platform, Transfers
+from pagemill.platforms.interface import Copier, DeviceMemory, GraphMaker, Platform, Transfers
 
 TOKEN_BUDGET = 8192
 LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/wsl/lib/", "")
@@ -92,6 +92,14 @@ class CudaPlatform(Platform):
         from pagemill.platforms.cuda_queue import CudaTransfers  # deferred: torch
 
         return CudaTransfers()
+
+    def copier(self) -> Copier | None:
+        from pagemill.platforms.cuda_copier import CudaCopier  # deferred: torch
+
+        try:
+            return CudaCopier()
+        except OSError:  # the driver's library, under another name
+            return None
 
     def graph_maker(self) -> GraphMaker:
         from pagemill.platforms.cuda_graphs import CudaGraphMaker  # deferred: torch

@@ -58,6 +58,11 @@ class Platform(ABC):
 
         return DirectTransfers()
 
+    def copier(self) -> "Copier | None":
+        """Copies to the device that several threads enqueue, in order with what the calling thread does; None: weights
+        get there by torch's own copies."""
+        return None
+
     def graph_maker(self) -> "GraphMaker | None":
         """Captures what is queued, for one runner; None: the device has no such thing."""
         return None
@@ -100,6 +105,63 @@ class Transfers(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Return when all queued work is done."""
+
+
+class Copier(ABC):
+    """Copies from host memory to a device, enqueued by any thread, on queues (streams) that they share with nobody.
+
+    What else the device does is enqueued on the main stream, by the thread that made this; None stands for it. An event
+    is a place in a stream: where it was last recorded. Addresses, streams and events are integers; sizes are in bytes.
+    """
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Called first by a thread that uses this, or makes tensors on the device."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Free memory of the device."""
+
+    @abstractmethod
+    def pin(self, address: int, num_bytes: int) -> bool:
+        """Keep host memory where it is, so that copies from it go on by themselves; False where that is refused: such
+        a copy has read its source when it returns. Pinned memory must not be freed before `unpin`."""
+
+    @abstractmethod
+    def unpin(self, address: int) -> None:
+        """Undo `pin`. No copy from it may be under way."""
+
+    @abstractmethod
+    def make_stream(self) -> int:
+        """A stream."""
+
+    @abstractmethod
+    def end_stream(self, stream: int) -> None:
+        """Free a stream; what is enqueued on it is still done."""
+
+    @abstractmethod
+    def make_event(self) -> int:
+        """An event, recorded nowhere: nobody waits for it."""
+
+    @abstractmethod
+    def end_event(self, event: int) -> None:
+        """Free an event; who waits for it still does."""
+
+    @abstractmethod
+    def record(self, event: int, stream: int | None = None) -> None:
+        """The event happens when what is enqueued on the stream by now is done."""
+
+    @abstractmethod
+    def hold(self, event: int, stream: int | None = None) -> None:
+        """What is enqueued on the stream from now on is not begun before the event, as it is recorded now."""
+
+    @abstractmethod
+    def finish(self, event: int) -> None:
+        """Return when the event has happened."""
+
+    @abstractmethod
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Enqueue a copy to the device's address `target`."""
 
 
 class DeviceMemory(Protocol):

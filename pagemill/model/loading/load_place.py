@@ -19,6 +19,9 @@ class LoadPlace:
     options: Mapping[str, object] = field(default_factory=dict)
     """--model-loader-extra-config."""
 
+    leaves_in_files: bool = False
+    """Whether a source may yield `FileTensor`s: they are read when they are sent to the device."""
+
     def check_options(self, load_format: str, known: Collection[str] = ()) -> None:
         """Raise ConfigError for an option that a format has not."""
         for name in self.options:

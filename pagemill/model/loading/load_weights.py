@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
-from pagemill.model.loading.part import Part, whole
+from pagemill.model.loading.file_tensor import FileTensor
+from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.progress import LoadProgress
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, LoadableLayer, StoredTensor
-from pagemill.model.loading.upload import uploaded
+from pagemill.model.loading.uploads import Uploads
 from pagemill.model.loading.weight_map import Target, WeightMap
 
 _SHOWN = 5
@@ -157,25 +158,39 @@ class Selection:
             raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
 
 
-Source = Callable[[Selection], Iterable[tuple[str, Tensor | QuantizedTensor]]]
+Source = Callable[[Select], Iterable[tuple[str, Tensor | FileTensor | QuantizedTensor]]]
 """Reads what is selected: (checkpoint name, the selected part)."""
 
 
 def load_weights(
-    model: LoadableModel, source: Source, device: torch.device = CPU, *, shows_progress: bool = False
+    model: LoadableModel,
+    source: Source,
+    device: torch.device = CPU,
+    *,
+    uploads: Uploads | None = None,
+    shows_progress: bool = False,
 ) -> None:
-    """Hand this rank's part of every tensor to its layer, on `device`; nothing else is read. Raises ModelError that
-    names missing and unexpected tensors, and those of a wrong shape or type."""
+    """Hand this rank's part of every tensor to its layer, on `device`, by way of `uploads` to there, if there are any;
+    nothing else is read. Raises ModelError that names missing and unexpected tensors, and those of a wrong shape or
+    type."""
     selection = Selection(model)
     progress = LoadProgress(selection.size(), shown=shows_progress)
     try:
         tensors = source(selection)
-        for name, tensor in uploaded(tensors, device) if device.type == "cuda" else tensors:
-            selection.load(name, tensor.to(device) if isinstance(tensor, Tensor) else tensor)
+        for name, tensor in _moved(tensors, device) if uploads is None else uploads.arriving(tensors):
+            selection.load(name, tensor)
             progress.add(selection.size_of(name))
         selection.finish()
     finally:
         progress.close()
+
+
+def _moved(
+    tensors: Iterable[tuple[str, Tensor | FileTensor | QuantizedTensor]], device: torch.device
+) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+    for name, tensor in tensors:
+        read = tensor.read() if isinstance(tensor, FileTensor) else tensor
+        yield name, read.to(device) if isinstance(read, Tensor) else read
 
 
 def _part_size(tensor: LayerTensor) -> int:

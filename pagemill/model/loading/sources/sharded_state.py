@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagemill.config.facts import ModelFacts
 from pagemill.errors import ModelError
+from pagemill.model.loading.file_tensor import FileTensor
 from pagemill.model.loading.load_place import ALONE, LoadPlace
 from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.shards import PATTERN, ShardEntry, ShardHeader, checked_pattern, decoded, file_name
@@ -18,7 +19,7 @@ from pagemill.utils.reasons import reason
 
 def iterate(
     facts: ModelFacts, dtype: torch.dtype, seed: int, select: Select = whole, place: LoadPlace = ALONE
-) -> Iterator[tuple[str, Tensor]]:
+) -> Iterator[tuple[str, Tensor | FileTensor]]:
     """(name, part) of every tensor in this rank's files. Raises ModelError for a missing or damaged file, and for a
     state of a model that is split otherwise, ConfigError for an option that is not `pattern`."""
     place.check_options("sharded_state", ("pattern",))
@@ -32,7 +33,7 @@ def iterate(
                              f"{place.world_size}; was the state saved by as many ranks?")  # fmt: skip
         try:
             header = _header(path, place)
-            yield from read_file(path, _OneFile(path, header, select))
+            yield from read_file(path, _OneFile(path, header, select), place)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path.name} cannot be read: {reason(error)}") from error
         last = header.last

@@ -58,7 +58,7 @@ def test_a_terminal_gets_a_bar(caplog, monkeypatch, capsys):
 @pytest.mark.parametrize("wanted", [True, False])
 def test_only_the_first_rank_shows_it_and_only_if_wanted(tmp_path, monkeypatch, wanted):
     seen = []
-    monkeypatch.setattr(factory, "load_weights", lambda *given, shows_progress: seen.append(shows_progress))
+    monkeypatch.setattr(factory, "load_weights", lambda *_, shows_progress, **__: seen.append(shows_progress))
     facts = describe("m", make_checkpoint(tmp_path, "LlamaForCausalLM"))
     load_model(facts, model_config("m", dtype="float32", use_tqdm_on_load=wanted), CpuPlatform(), PhaseTimer())
     assert seen == [wanted]
