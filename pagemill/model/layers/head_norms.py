@@ -1,5 +1,6 @@
 """Norms of query and key that are not of one head with one weight for all: over all heads, or of weights for each."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ class Heads:
     """Of this rank."""
     size: int
     """Of a head."""
-    order: Tensor
+    order: Callable[[], Tensor]
     """[D]: a head's elements as they are held here, of those of the checkpoint."""
 
 
@@ -91,7 +92,7 @@ class LayerNormOfEachHead(nn.Module):
             if len(self._arrived) < len(self._heads.here):
                 return
             tensor = torch.stack([self._arrived.pop(head) for head in self._heads.here])
-        self.weight = tensor.float()[:, self._heads.order.to(tensor.device)]
+        self.weight = tensor.float()[:, self._heads.order().to(tensor.device)]
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()

@@ -114,9 +114,8 @@ class DecoderAttention(nn.Module):
             heads * dim, size, bias=traits.out_bias, ctx=ctx.child("o_proj"), what="size of the attention heads"
         )
         here = split_heads(heads, kv_heads, ctx.groups.tp.rank, ctx.groups.tp.size)
-        order = layout.order()
-        of_query = Heads(heads, here.query, dim, order)
-        of_key = Heads(kv_heads, here.kv, dim, order)
+        of_query = Heads(heads, here.query, dim, layout.order)
+        of_key = Heads(kv_heads, here.kv, dim, layout.order)
         own_kv = traits.kv_owner is None
         self.q_norm = traits.qk_norm(of_query, ctx.child("q_norm")) if traits.qk_norm else None
         self.k_norm = traits.qk_norm(of_key, ctx.child("k_norm")) if traits.qk_norm and own_kv else None
