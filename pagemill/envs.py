@@ -81,6 +81,12 @@ def compiler() -> str:
     return os.environ.get("CXX") or "g++"
 
 
+def c_compiler() -> tuple[str, ...]:
+    """CC: the C compiler that builds what sends weights to a GPU; none by default."""
+    wanted = os.environ.get("CC")
+    return (wanted,) if wanted else ()
+
+
 def native_kernels() -> bool:
     """PAGEMILL_NATIVE_KERNELS=0 turns the C++ kernels off and uses the torch reference instead."""
     return _read("NATIVE_KERNELS") != "0"

@@ -27,7 +27,7 @@ from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
 from pagemill.model.loading.part import whole
 from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
-from pagemill.model.loading.uploads import Uploads
+from pagemill.model.loading.uploads import uploads_to
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.network.row_wise import require_row_wise
 from pagemill.model.quantization.choose import choose as choose_quantization
@@ -54,10 +54,9 @@ def load_model(
     that do not fit the architecture, ConfigError when it cannot be split over the groups."""
     device = torch.device(platform.torch_device())
     groups = groups or solo_groups()
-    copier = platform.copier()
-    place = _place(config, device, groups, leaves_in_files=copier is not None)
-    source = _source(facts, config, place)
-    with contextlib.nullcontext() if copier is None else Uploads(copier, device) as uploads:
+    with uploads_to(device, platform.copier()) as uploads:
+        place = _place(config, device, groups, leaves_in_files=uploads is not None)
+        source = _source(facts, config, place)
         if uploads is not None and _reads_all(facts, config, groups, expert_parallel):
             uploads.guess(tensor for _, tensor in source(whole) if isinstance(tensor, FileTensor))
         # What layers make for themselves, such as rotary tables, is made where it is used.

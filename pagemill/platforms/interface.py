@@ -1,6 +1,7 @@
 """`Platform`: the questions that generic code asks about a device. Knows no model and no request."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from pagemill.config.facts import DeviceFacts
@@ -107,61 +108,49 @@ class Transfers(ABC):
         """Return when all queued work is done."""
 
 
-class Copier(ABC):
-    """Copies from host memory to a device, enqueued by any thread, on queues (streams) that they share with nobody.
+@dataclass(frozen=True, slots=True)
+class CopierCalls:
+    """Addresses of functions of C that any thread may call, and of what they are called with. They take what those of
+    the CUDA driver do, and return 0."""
 
-    What else the device does is enqueued on the main stream, by the thread that made this; None stands for it. An event
-    is a place in a stream: where it was last recorded. Addresses, streams and events are integers; sizes are in bytes.
-    """
+    set_context: int
+    """cuCtxSetCurrent: called first by a thread."""
+    make_stream: int
+    end_stream: int
+    make_event: int
+    end_event: int
+    record: int
+    """cuEventRecord."""
+    hold: int
+    """cuStreamWaitEvent."""
+    finish: int
+    """cuEventSynchronize."""
+    copy: int
+    """cuMemcpyHtoDAsync."""
+    pin: int
+    """cuMemHostRegister; where it fails, copies are from memory that is not pinned."""
+    unpin: int
+    context: int
+    main_stream: int
+    """What the device does with tensors is enqueued there."""
+
+
+class Copier(ABC):
+    """Copies from host memory to a device, enqueued by any thread, on streams that it makes for itself."""
+
+    calls: CopierCalls
 
     @abstractmethod
     def enter(self) -> None:
-        """Called first by a thread that uses this, or makes tensors on the device."""
+        """Called first by a thread of Python that makes tensors on the device: it does as the one that made this."""
 
     @abstractmethod
     def free_bytes(self) -> int:
         """Free memory of the device."""
 
     @abstractmethod
-    def pin(self, address: int, num_bytes: int) -> bool:
-        """Keep host memory where it is, so that copies from it go on by themselves; False where that is refused: such
-        a copy has read its source when it returns. Pinned memory must not be freed before `unpin`."""
-
-    @abstractmethod
-    def unpin(self, address: int) -> None:
-        """Undo `pin`. No copy from it may be under way."""
-
-    @abstractmethod
-    def make_stream(self) -> int:
-        """A stream."""
-
-    @abstractmethod
-    def end_stream(self, stream: int) -> None:
-        """Free a stream; what is enqueued on it is still done."""
-
-    @abstractmethod
-    def make_event(self) -> int:
-        """An event, recorded nowhere: nobody waits for it."""
-
-    @abstractmethod
-    def end_event(self, event: int) -> None:
-        """Free an event; who waits for it still does."""
-
-    @abstractmethod
-    def record(self, event: int, stream: int | None = None) -> None:
-        """The event happens when what is enqueued on the stream by now is done."""
-
-    @abstractmethod
-    def hold(self, event: int, stream: int | None = None) -> None:
-        """What is enqueued on the stream from now on is not begun before the event, as it is recorded now."""
-
-    @abstractmethod
-    def finish(self, event: int) -> None:
-        """Return when the event has happened."""
-
-    @abstractmethod
-    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Enqueue a copy to the device's address `target`."""
+    def describe(self, status: int) -> str:
+        """What a function means that has not returned 0."""
 
 
 class DeviceMemory(Protocol):

@@ -6,12 +6,35 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from queue import SimpleQueue
+from typing import Any
 
-from pagemill.platforms.interface import Copier
+from pagemill.platforms.interface import Copier, CopierCalls
 
 LATE_S = 0.002
+CONTEXT = 77
+MAIN = 1
+FAILED = 700
+
+_INT = ctypes.c_int
+_POINTER = ctypes.c_void_p
+_OUT = ctypes.POINTER(ctypes.c_uint64)
+_UINT = ctypes.c_uint
+_SIZE = ctypes.c_size_t
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "set_context": (_POINTER,),
+    "make_stream": (_OUT, _UINT),
+    "end_stream": (_POINTER,),
+    "make_event": (_OUT, _UINT),
+    "end_event": (_POINTER,),
+    "record": (_POINTER, _POINTER),
+    "hold": (_POINTER, _POINTER, _UINT),
+    "finish": (_POINTER,),
+    "copy": (ctypes.c_uint64, _POINTER, _SIZE, _POINTER),
+    "pin": (_POINTER, _SIZE, _UINT),
+    "unpin": (_POINTER,),
+}
 
 
 @dataclass
@@ -31,23 +54,36 @@ class _Stream:
 
 
 class LateCopier(Copier):
-    """`refuses_to_pin`: copies are then from memory that is not pinned. `fails`: names of functions that raise."""
+    """`refuses_to_pin`: copies are then from memory that is not pinned. `fails`: functions that do."""
 
     def __init__(self, *, refuses_to_pin: bool = False, fails: tuple[str, ...] = (), free: int = 1 << 40) -> None:
-        self.refuses_to_pin = refuses_to_pin
-        self.fails = set(fails)
+        self.fails = {*fails, "pin"} if refuses_to_pin else set(fails)
         self.free = free
         self.pinned: dict[int, int] = {}
         self.most_pinned = 0
         self.copies: list[tuple[int, int]] = []
         """(target, bytes), as they were enqueued."""
-        self.threads: set[int] = set()
+        self.errors: list[str] = []
+        self._threads: set[int] = set()
         self._events: dict[int, _Event] = {}
         self._streams: dict[int, _Stream] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(100)
         self._changed = threading.Condition()
         self._reading: list[tuple[int, int]] = []
-        self.errors: list[str] = []
+        self._functions = {name: self._function(name) for name in _SIGNATURES}
+        addresses = {name: ctypes.cast(function, _POINTER).value or 0 for name, function in self._functions.items()}
+        assert {*addresses, "context", "main_stream"} == {made.name for made in fields(CopierCalls)}
+        self.calls = CopierCalls(**addresses, context=CONTEXT, main_stream=MAIN)
+
+    def _function(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            try:
+                return FAILED if name in self.fails else getattr(self, f"_{name}")(*arguments) or 0
+            except Exception as error:
+                self.errors.append(f"{name}: {error!r}")
+                return FAILED + 1
+
+        return ctypes.CFUNCTYPE(_INT, *_SIGNATURES[name])(call)
 
     @property
     def is_over(self) -> bool:
@@ -55,76 +91,73 @@ class LateCopier(Copier):
         return not (self.pinned or self._events or self._streams or self._reading or self.errors)
 
     def enter(self) -> None:
-        self._may_fail("enter")
-        self.threads.add(threading.get_ident())
+        pass
 
     def free_bytes(self) -> int:
         return self.free
 
-    def pin(self, address: int, num_bytes: int) -> bool:
-        if self.refuses_to_pin:
-            return False
+    def describe(self, status: int) -> str:
+        return f"the fake says {status}"
+
+    def _set_context(self, context: int) -> None:
+        assert context == CONTEXT
+        self._threads.add(threading.get_ident())
+
+    def _pin(self, address: int, num_bytes: int, _flags: int) -> None:
         with self._changed:
             self.pinned[address] = num_bytes
             self.most_pinned = max(self.most_pinned, sum(self.pinned.values()))
-        return True
 
-    def unpin(self, address: int) -> None:
+    def _unpin(self, address: int) -> None:
         with self._changed:
-            if any(address <= begin < address + self.pinned[address] for begin, _ in self._reading):
-                self.errors.append("unpinned while it is read")
-            del self.pinned[address]
+            size = self.pinned.pop(address)
+            assert not any(address <= begin < address + size for begin, _ in self._reading)
 
-    def make_stream(self) -> int:
-        self._may_fail("make_stream")
+    def _make_stream(self, made: Any, _flags: int) -> None:
         number = next(self._numbers)
-        stream = _Stream(threading.Thread(target=lambda: self._run(number), daemon=True))
+        stream = _Stream(threading.Thread(target=lambda: self._run(stream), daemon=True))
         self._streams[number] = stream
         stream.thread.start()
-        return number
+        made[0] = number
 
-    def end_stream(self, stream: int) -> None:
-        self._streams[stream].work.put(None)
-        del self._streams[stream]
+    def _end_stream(self, stream: int) -> None:
+        self._streams.pop(stream).work.put(None)
 
-    def make_event(self) -> int:
+    def _make_event(self, made: Any, _flags: int) -> None:
         number = next(self._numbers)
         self._events[number] = _Event()
-        return number
+        made[0] = number
 
-    def end_event(self, event: int) -> None:
+    def _end_event(self, event: int) -> None:
         del self._events[event]
 
-    def record(self, event: int, stream: int | None = None) -> None:
+    def _record(self, event: int, stream: int) -> None:
         found = self._events[event]
         with self._changed:
             found.recorded += 1
-        found.on_main = stream is None
-        if stream is None:
+        found.on_main = stream == MAIN
+        if found.on_main:
             self._happen(found)
         else:
             self._streams[stream].work.put(lambda: self._happen(found))
 
-    def hold(self, event: int, stream: int | None = None) -> None:
+    def _hold(self, stream: int, event: int, _flags: int) -> None:
         found = self._events[event]
         version = found.recorded
-        if stream is None:
+        if stream == MAIN:
             self._wait(found, version)
             return
         if found.on_main:
             self._streams[stream].held_for.add(event)
         self._streams[stream].work.put(lambda: self._wait(found, version))
 
-    def finish(self, event: int) -> None:
+    def _finish(self, event: int) -> None:
         found = self._events[event]
         self._wait(found, found.recorded)
 
-    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        self._may_fail("copy")
-        if threading.get_ident() not in self.threads:
-            self.errors.append("a thread that has not entered")
-        if not self._streams[stream].held_for:
-            self.errors.append("a copy that waits for nothing: its target may be in use")
+    def _copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        assert threading.get_ident() in self._threads, "a thread without the context"
+        assert self._streams[stream].held_for, "a copy that waits for nothing: its target may be in use"
         self._streams[stream].held_for.clear()
         self.copies.append((target, num_bytes))
         if not any(begin <= source and source + num_bytes <= begin + size for begin, size in self.pinned.items()):
@@ -133,17 +166,13 @@ class LateCopier(Copier):
             return
         with self._changed:
             self._reading.append((source, num_bytes))
-        self._streams[stream].work.put(lambda: self._copy(target, source, num_bytes))
+        self._streams[stream].work.put(lambda: self._copy_late(target, source, num_bytes))
 
-    def _copy(self, target: int, source: int, num_bytes: int) -> None:
+    def _copy_late(self, target: int, source: int, num_bytes: int) -> None:
         time.sleep(LATE_S)
         ctypes.memmove(target, source, num_bytes)
         with self._changed:
             self._reading.remove((source, num_bytes))
-
-    def _may_fail(self, name: str) -> None:
-        if name in self.fails:
-            raise RuntimeError(f"{name} fails")
 
     def _happen(self, event: _Event) -> None:
         with self._changed:
@@ -154,7 +183,7 @@ class LateCopier(Copier):
         with self._changed:
             self._changed.wait_for(lambda: event.happened >= version)
 
-    def _run(self, number: int) -> None:
-        work = self._streams[number].work
-        while (step := work.get()) is not None:
+    @staticmethod
+    def _run(stream: _Stream) -> None:
+        while (step := stream.work.get()) is not None:
             step()

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pagemill.errors import ModelError
+from pagemill.errors import ModelError, PagemillError
 from pagemill.model.loading.file_tensor import FileTensor, OpenFile
+from pagemill.model.loading.upload_pool import IN_MEMORY, Source, pool_library
 from pagemill.model.loading.uploads import AHEAD_BYTES, PIECE_BYTES, Uploads
 from pagemill.platforms.cuda import CudaPlatform
 
@@ -12,11 +13,17 @@ SIDE = 4096
 GPU = torch.device("cuda")
 
 
+def new_uploads():
+    copier = CudaPlatform().copier()
+    library = pool_library()
+    assert copier is not None
+    assert library is not None
+    return Uploads(library, copier, GPU)
+
+
 @pytest.fixture
 def uploads():
-    copier = CudaPlatform().copier()
-    assert copier is not None
-    return Uploads(copier, GPU)
+    return new_uploads()
 
 
 def bytes_of(tensor):
@@ -50,9 +57,7 @@ def test_what_is_left_in_files_guessed_or_not(uploads, tmp_path, on_a_stream):
     places = [(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
     tensors = [FileTensor(file, begin, (size,), torch.uint8) for begin, size in places]
     with torch.cuda.stream(torch.cuda.Stream() if on_a_stream else torch.cuda.current_stream()):
-        copier = CudaPlatform().copier()
-        assert copier is not None
-        with Uploads(copier, GPU) as sent:
+        with new_uploads() as sent:
             sent.guess(tensors[: len(tensors) // 2 : 2])
             for (name, made), (begin, size) in zip(sent.arriving(enumerate(tensors)), places, strict=True):
                 assert name == places.index((begin, size))
@@ -95,8 +100,9 @@ def test_a_file_that_ends_early(uploads, tmp_path):
 
 
 def test_a_driver_that_refuses(uploads):
-    copier = CudaPlatform().copier()
-    assert copier is not None
-    assert not copier.pin(0, 0)
-    with pytest.raises(Exception, match="cuMemHostUnregister"):
-        copier.unpin(4096)
+    with uploads:
+        assert "CUDA driver says 201, " in uploads._copier.describe(201)
+        # Nobody may write to address 4096 of a GPU.
+        number = uploads._pool.add(Source(IN_MEMORY, torch.zeros(100).data_ptr(), 400, 1, 1), 4096)
+        with pytest.raises(PagemillError, match="weights cannot be sent to the device: the CUDA driver says"):
+            uploads._pool.wait(number, "x")

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,16 +55,13 @@ def build() -> Path | None:
             )  # fmt: skip
             return None
         return _own(found)
-    target = folder / f"{_compiler_hash(compiler)}.so"
-    if target.exists():
-        return _own(target)
+
+    def compile_to(target: Path) -> None:
+        logger.info("compiling the CPU kernels, once for this machine")
+        compile_library(compiler, target, machine(), _openmp())
+
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o755, exist_ok=True)
-        with _locked(folder / "lock"):
-            if not target.exists():
-                logger.info("compiling the CPU kernels, once for this machine")
-                compile_library(compiler, target, machine(), _openmp())
+        return compiled_once(folder, compiler, compile_to)
     except subprocess.TimeoutExpired:
         logger.warning(
             "the CPU kernels were not compiled within %d s, on a machine that is busy or slow: %s; run `python -m "
@@ -73,8 +70,20 @@ def build() -> Path | None:
         )  # fmt: skip
         return None
     except (subprocess.SubprocessError, OSError) as error:
-        logger.warning("the CPU kernels do not compile, %s: %s", _SLOWER, _first_problem(error))
+        logger.warning("the CPU kernels do not compile, %s: %s", _SLOWER, first_problem(error))
         return None
+
+
+def compiled_once(folder: Path, compiler: str, compile_to: Callable[[Path], None]) -> Path | None:
+    """The library that a compiler makes, in a folder of the cache, made first when it is not there; None, with one line
+    in the log, where others may have put it there. Raises SubprocessError and OSError."""
+    target = folder / f"{_compiler_hash(compiler)}.so"
+    if not target.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
+        with _locked(folder / "lock"):
+            if not target.exists():
+                compile_to(target)
     return _own(target)
 
 
@@ -85,7 +94,7 @@ def _own(library: Path) -> Path | None:
         others = 0o002 if facts.st_gid == os.getgid() else 0o022
         if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & others:
             logger.warning(
-                "%s is not loaded, and kernels run in plain torch, which is slower: it is of user %d with mode %o, so "
+                "%s is not loaded, and plain torch does its work, which is slower: it is of user %d with mode %o, so "
                 "that others may have changed it; remove it, or set PAGEMILL_CACHE_ROOT to a folder of your own",
                 path, facts.st_uid, facts.st_mode & 0o7777,
             )  # fmt: skip
@@ -93,7 +102,7 @@ def _own(library: Path) -> Path | None:
     return library
 
 
-def _first_problem(error: Exception) -> str:
+def first_problem(error: Exception) -> str:
     """One line of what a compiler, or the system, said: the first that names an error."""
     lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
     return next((line for line in lines if "error" in line.lower()), lines[0])

@@ -1,109 +1,73 @@
-"""What is asked of the CUDA driver, by a library that only notes it; that copies arrive is tested on a GPU."""
+"""What is taken from the CUDA driver, with a library in its place; that copies arrive is tested on a GPU."""
 
 import types
 
 import pytest
 import torch
 
-from pagemill.errors import PagemillError
 from pagemill.platforms import cuda_copier
 from pagemill.platforms.cuda import CudaPlatform
 from pagemill.platforms.cuda_copier import CudaCopier
 
+CONTEXT = 0x7000_0000_0001
 
-class Library:
-    """Has every function; each returns the status that the test has set for it."""
 
-    def __init__(self, calls, status):
-        self._calls = calls
-        self._status = status
+class Driver:
+    """Every function has an address of its own; two are called."""
+
+    def __init__(self):
+        self.calls = []
+        self.status = 0
+        self._made = {}
 
     def __getattr__(self, name):
-        def function(*arguments):
-            self._calls.append((name, *arguments))
-            return self._status.get(name, 0)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._made.setdefault(name, lambda *_: 0)
 
-        setattr(self, name, function)
-        return function
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = CONTEXT
+        self.calls.append(("retain", device.value))
+        return self.status
+
+    def cuCtxSetCurrent(self, context):
+        self.calls.append(("set", getattr(context, "value", None)))
+        return 0
 
 
 @pytest.fixture
-def status():
-    return {}
+def driver(monkeypatch):
+    driver = Driver()
+    # The functions whose addresses are taken are not those that the test sees being called.
+    monkeypatch.setattr(cuda_copier, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda_copier, "_address", lambda function: id(function))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: driver.calls.append(("device", device)))
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: driver.calls.append(("stream", stream.cuda_stream)))
+    return driver
 
 
-@pytest.fixture
-def calls(monkeypatch, status):
-    """Of the driver and of torch."""
-    calls = []
-    monkeypatch.setattr(cuda_copier.ctypes, "PyDLL", lambda _: Library(calls, status))
-    monkeypatch.setattr(cuda_copier.ctypes, "CDLL", lambda _: Library(calls, status))
-    for name, value in (
-        ("init", None),
-        ("current_device", 3),
-        ("current_stream", types.SimpleNamespace(cuda_stream=7)),
-    ):
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: calls.append(("set_stream", stream.cuda_stream)))
-    cuda_copier._driver.cache_clear()
-    yield calls
-    cuda_copier._driver.cache_clear()
-
-
-def names(calls):
-    return [name for name, *_ in calls]
-
-
-def test_a_thread_enters_the_device_and_the_stream_of_whoever_made_it(calls):
+def test_the_context_of_the_current_device_and_the_current_stream(driver):
     copier = CudaCopier()
-    assert calls[0][0] == "cuDevicePrimaryCtxRetain"
-    assert calls[0][2] == 3
-    calls.clear()
+    assert driver.calls == [("retain", 3), ("set", CONTEXT)]
+    assert (copier.calls.context, copier.calls.main_stream) == (CONTEXT, 7)
+    assert copier.calls.copy == id(driver.cuMemcpyHtoDAsync_v2)
+    assert copier.calls.hold == id(driver.cuStreamWaitEvent)
+    driver.calls.clear()
     copier.enter()
-    assert names(calls) == ["cuCtxSetCurrent", "set_device", "set_stream"]
-    assert calls[1:] == [("set_device", 3), ("set_stream", 7)]
+    assert driver.calls == [("set", CONTEXT), ("device", 3), ("stream", 7)]
 
 
-def test_the_main_stream_stands_for_none(calls):
-    copier = CudaCopier()
-    calls.clear()
-    copier.record(11)
-    copier.record(11, 5)
-    copier.hold(11)
-    copier.hold(11, 5)
-    copier.copy(1 << 40, 2 << 40, 1 << 33, 5)
-    assert calls == [
-        ("cuEventRecord", 11, 7),
-        ("cuEventRecord", 11, 5),
-        ("cuStreamWaitEvent", 7, 11, 0),
-        ("cuStreamWaitEvent", 5, 11, 0),
-        ("cuMemcpyHtoDAsync_v2", 1 << 40, 2 << 40, 1 << 33, 5),
-    ]
+def test_without_a_context_or_the_library_there_is_no_copier(driver, monkeypatch):
+    driver.status = 100
+    with pytest.raises(OSError, match="the CUDA driver says 100"):
+        CudaCopier()
+    assert CudaPlatform().copier() is None
 
-
-def test_only_an_event_that_has_not_happened_is_waited_for(calls, status):
-    copier = CudaCopier()
-    calls.clear()
-    copier.finish(11)
-    assert names(calls) == ["cuEventQuery"]
-    status["cuEventQuery"] = cuda_copier._NOT_READY
-    copier.finish(11)
-    assert names(calls)[1:] == ["cuEventQuery", "cuEventSynchronize"]
-
-
-def test_memory_that_cannot_be_pinned_is_no_error_and_anything_else_is(calls, status):
-    copier = CudaCopier()
-    assert copier.pin(4096, 4096)
-    status.update(cuMemHostRegister_v2=2, cuEventRecord=700)
-    assert not copier.pin(4096, 4096)
-    with pytest.raises(PagemillError, match="driver failed in cuEventRecord with 700: unknown error"):
-        copier.record(11)
-
-
-def test_without_the_library_there_is_no_copier(calls, monkeypatch):
-    def missing(_):
+    def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(cuda_copier.ctypes, "PyDLL", missing)
+    monkeypatch.setattr(cuda_copier, "_driver", missing)
     assert CudaPlatform().copier() is None

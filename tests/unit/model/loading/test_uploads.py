@@ -2,16 +2,16 @@
 goes wrong."""
 
 import itertools
-import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from pagemill.errors import ModelError
+from pagemill.errors import ModelError, PagemillError
 from pagemill.model.loading import uploads
 from pagemill.model.loading.file_tensor import FileTensor, OpenFile
+from pagemill.model.loading.upload_pool import pool_library
 from pagemill.model.loading.uploads import Uploads
 from tests.fakes.late_copier import LateCopier
 
@@ -25,9 +25,7 @@ def sizes(monkeypatch):
     monkeypatch.setattr(uploads, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(uploads, "AHEAD_BYTES", AHEAD)
     monkeypatch.setattr(uploads, "SMALL_BYTES", 8)
-    interval = sys.getswitchinterval()
     yield
-    assert sys.getswitchinterval() == pytest.approx(interval)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("upload")]
 
 
@@ -49,10 +47,10 @@ def file(tmp_path):
     return [FileTensor(file, offset, (size,), torch.uint8) for offset, size in zip(offsets, sizes, strict=False)]
 
 
-def bytes_of(tensor):
-    buffer = bytearray(tensor.nbytes)
-    tensor.read_into(0, memoryview(buffer))
-    return bytes(buffer)
+def uploads_of(copier, num_threads):
+    library = pool_library()
+    assert library is not None
+    return Uploads(library, copier, CPU, num_threads)
 
 
 def named(tensors):
@@ -64,7 +62,10 @@ def check(found, tensors):
     for (_, made), tensor in zip(found, tensors, strict=True):
         assert made.dtype == tensor.dtype
         assert tuple(made.shape) == tensor.shape
-        assert made.contiguous().flatten().view(torch.uint8).numpy().tobytes() == bytes_of(tensor)
+        assert (
+            made.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            == tensor.read().flatten().view(torch.uint8).numpy().tobytes()
+        )
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -72,7 +73,7 @@ def check(found, tensors):
 def test_tensors_of_a_file_arrive_whole_and_in_order(file, num_threads, pins):
     copier = LateCopier(refuses_to_pin=not pins)
     found = []
-    with Uploads(copier, CPU, num_threads) as sent:
+    with uploads_of(copier, num_threads) as sent:
         for name, made in sent.arriving(iter(named(file))):
             found.append((name, made.clone()))
             made.zero_()  # and its memory is free for the next
@@ -86,7 +87,7 @@ def test_shapes_and_types(copier, file):
     dtypes = [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.bool, torch.int64]
     tensors = [FileTensor(part.file, part.offset, (4, 3, 64), dtype) for dtype in dtypes]
     tensors.append(FileTensor(part.file, part.offset, (), torch.float32))
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         check(list(sent.arriving(named(tensors))), tensors)
 
 
@@ -103,7 +104,7 @@ def test_what_is_in_memory_is_sent_by_rows_or_as_it_is(copier):
         torch.tensor(3.0),
         torch.empty(0, 7),
     ]
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         found = list(sent.arriving([("what else", "there is"), *named(tensors)]))
     assert found[0] == ("what else", "there is")
     for (_, made), tensor in zip(found[1:], tensors, strict=True):
@@ -120,7 +121,7 @@ def test_no_more_is_under_way_than_is_allowed(copier, file):
             yield name, tensor
 
     used = 0
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         for _, made in sent.arriving(source()):
             used += made.nbytes
             assert sum(asked) - used <= AHEAD + max(asked)
@@ -134,7 +135,7 @@ def test_guesses_are_sent_once_and_only_what_is_asked_for_arrives(copier, file):
         guessed.set()
 
     wanted = [file[8], FileTensor(file[8].file, file[8].offset + 1, (5,), torch.uint8), file[5], file[7], file[8]]
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         sent.guess(guesses())
         assert guessed.wait(20)
         check(list(sent.arriving(named(wanted))), wanted)
@@ -146,7 +147,7 @@ def test_guesses_are_sent_once_and_only_what_is_asked_for_arrives(copier, file):
 
 def test_guesses_end_with_the_memory_for_them_or_when_it_is_known_what_is_wanted(file, monkeypatch):
     copier = LateCopier(free=4 * 3 * PIECE)
-    with Uploads(copier, CPU, 1) as sent:
+    with uploads_of(copier, 1) as sent:
         sent.guess(file)
         sent._guesser.join()
     guessed = [tensor.nbytes for tensor in sent_first(file, 3 * PIECE)]
@@ -159,7 +160,7 @@ def test_guesses_end_with_the_memory_for_them_or_when_it_is_known_what_is_wanted
             yield file[5]
             begun.set()
 
-    with Uploads(LateCopier(), CPU, 1) as sent:
+    with uploads_of(LateCopier(), 1) as sent:
         sent.guess(endless())
         assert begun.wait(20)
         check(list(sent.arriving(named(file))), file)
@@ -179,7 +180,7 @@ def test_a_guess_that_fails_is_no_error(copier, file):
         yield file[5]
         raise OSError("there is no such file")
 
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         sent.guess(guesses())
         check(list(sent.arriving(named(file))), file)
 
@@ -188,7 +189,7 @@ def test_a_guess_that_fails_is_no_error(copier, file):
 def test_a_file_that_ends_early_is_one_error_and_no_hang(copier, file, guessed):
     cut = [*file[:6], FileTensor(file[0].file, 60_000 - PIECE, (3 * PIECE,), torch.uint8), *file[6:]]
     found = []
-    with pytest.raises(ModelError, match=r"^x\.bin ends before"), Uploads(copier, CPU, 3) as sent:
+    with pytest.raises(ModelError, match=r"^x\.bin ends before"), uploads_of(copier, 3) as sent:
         if guessed:
             sent.guess(cut)
         for name, made in sent.arriving(named(cut)):
@@ -196,10 +197,13 @@ def test_a_file_that_ends_early_is_one_error_and_no_hang(copier, file, guessed):
     check(found, file[:6])
 
 
-@pytest.mark.parametrize("fails", ["enter", "make_stream", "copy"])
+@pytest.mark.parametrize("fails", ["set_context", "make_stream", "make_event", "record", "hold", "finish", "copy"])
 def test_a_device_that_fails_is_one_error_and_no_hang(file, fails):
     copier = LateCopier(fails=(fails,))
-    with pytest.raises(RuntimeError, match=f"{fails} fails"), Uploads(copier, CPU, 3) as sent:
+    with (
+        pytest.raises(PagemillError, match="cannot be sent to the device: the fake says 700"),
+        uploads_of(copier, 3) as sent,
+    ):
         sent.guess(file)
         list(sent.arriving(named(file[4:])))
 
@@ -209,17 +213,17 @@ def test_a_source_that_fails(copier, file):
         yield from named(file[:9])
         raise OSError("no more")
 
-    with pytest.raises(OSError, match="no more"), Uploads(copier, CPU, 2) as sent:
+    with pytest.raises(OSError, match="no more"), uploads_of(copier, 2) as sent:
         list(sent.arriving(source()))
 
 
 def test_an_end_before_the_last(copier, file):
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         sent.guess(file)
         for name, _ in sent.arriving(named(file)):
             if name == "3":
                 break
-    with Uploads(copier, CPU, 2) as sent:
+    with uploads_of(copier, 2) as sent:
         sent.guess(file)  # of a model that cannot be built
-    with Uploads(copier, CPU, 2):
+    with uploads_of(copier, 2):
         pass

@@ -1,0 +1,267 @@
+// Threads that read files, or memory, piece by piece into pinned buffers, and send each piece to a device.
+//
+// Nothing here needs Python's lock, which is held by whoever builds the model meanwhile. The calls of the device are those
+// of the CUDA driver, handed over as pointers. upload_pool.py has the same structs, and declares what is exported.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum {
+    ENDED_EARLY = -1,     // a status: 0, an errno, this, or a status of the device less DEVICE_FAILED
+    DEVICE_FAILED = 1000,
+    NON_BLOCKING = 1,     // a stream that is not in order with the default stream
+    SLEEPS = 1,           // an event that is waited for asleep
+    NO_TIMING = 2,
+    HUGE_PAGE = 2 << 20,
+};
+
+struct device {
+    int (*set_context)(void* context);
+    int (*make_stream)(void** stream, unsigned flags);
+    int (*end_stream)(void* stream);
+    int (*make_event)(void** event, unsigned flags);
+    int (*end_event)(void* event);
+    int (*record)(void* event, void* stream);
+    int (*hold)(void* stream, void* event, unsigned flags);
+    int (*finish)(void* event);
+    int (*copy)(uint64_t target, const void* source, size_t num_bytes, void* stream);
+    int (*pin)(void* address, size_t num_bytes, unsigned flags);
+    int (*unpin)(void* address);
+    void* context;
+    void* main_stream;
+};
+
+// Bytes of a file from `begin` on; where `file` is -1, rows in memory, the first at the address `begin`.
+struct source {
+    int64_t file, begin, num_bytes;
+    int64_t row_bytes, row_stride;  // in memory: a piece has whole rows
+};
+
+struct upload {
+    struct source source;
+    struct upload* next;
+    uint64_t target;
+    void* begins;        // the event from which on the target may be written
+    int64_t step, done;  // bytes of a piece, and of those that were taken
+    int64_t num_left;    // pieces that have not been enqueued
+    int64_t num_sent;
+    void** sent;  // the events when those that were will have been sent
+    int64_t status;
+};
+
+struct pool {
+    struct device device;
+    int64_t buffer_bytes, num_buffers, num_threads;
+    pthread_mutex_t lock;  // never held while the device is called
+    pthread_cond_t more, enqueued;
+    struct upload *first, *last;  // those of which pieces are left to take
+    int closing;
+    pthread_t threads[];
+};
+
+// What a thread has for itself: a stream, and buffers that are used by turns.
+struct lane {
+    void* stream;
+    char* memory;
+    void** sent;  // for each buffer, the event when what it had last will have been sent
+    int64_t turn;
+    int is_open, is_pinned;
+    int64_t status;  // of its opening
+};
+
+static int64_t failed(int status) { return status ? -(int64_t)status - DEVICE_FAILED : 0; }
+
+static size_t lane_bytes(const struct pool* pool) { return (size_t)(pool->buffer_bytes * pool->num_buffers); }
+
+static char* buffers_of(const struct lane* lane) {
+    return (char*)(((uintptr_t)lane->memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+}
+
+static int64_t open_lane(struct pool* pool, struct lane* lane) {
+    const struct device* device = &pool->device;
+    int64_t status = failed(device->set_context(device->context));
+    if (!status) status = failed(device->make_stream(&lane->stream, NON_BLOCKING));
+    lane->sent = calloc(pool->num_buffers, sizeof(void*));
+    for (int64_t i = 0; i < pool->num_buffers && lane->sent && !status; ++i)
+        status = failed(device->make_event(&lane->sent[i], SLEEPS | NO_TIMING));
+    if (status || !lane->sent) return status ? status : ENOMEM;
+    size_t size = lane_bytes(pool);
+    void* memory = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return ENOMEM;
+    madvise(memory, size + HUGE_PAGE, MADV_HUGEPAGE);
+    lane->memory = memory;
+    char* aligned = buffers_of(lane);
+    // Here each thread makes its pages; the driver would make all threads' in turn.
+    for (size_t i = 0; i < size; i += 4096) aligned[i] = 0;
+    // A copy from memory that is not pinned has read it when it returns: that is slower, and as good.
+    lane->is_pinned = device->pin(aligned, size, 0) == 0;
+    return 0;
+}
+
+// When everything has been sent.
+static void close_lane(struct pool* pool, struct lane* lane) {
+    const struct device* device = &pool->device;
+    for (int64_t i = 0; lane->sent && i < pool->num_buffers; ++i) {
+        if (!lane->sent[i]) continue;
+        device->finish(lane->sent[i]);
+        device->end_event(lane->sent[i]);
+    }
+    if (lane->is_pinned) device->unpin(buffers_of(lane));
+    if (lane->memory) munmap(lane->memory, lane_bytes(pool) + HUGE_PAGE);
+    if (lane->stream) device->end_stream(lane->stream);
+    free(lane->sent);
+}
+
+static int64_t fill(char* buffer, const struct source* source, int64_t begin, int64_t num_bytes) {
+    if (source->file < 0) {
+        const char* row = (const char*)source->begin + begin / source->row_bytes * source->row_stride;
+        if (source->row_bytes == source->row_stride) {
+            memcpy(buffer, row, num_bytes);
+            return 0;
+        }
+        for (int64_t i = 0; i < num_bytes; i += source->row_bytes, row += source->row_stride)
+            memcpy(buffer + i, row, source->row_bytes);
+        return 0;
+    }
+    for (int64_t done = 0; done < num_bytes;) {
+        ssize_t count = pread((int)source->file, buffer + done, num_bytes - done, source->begin + begin + done);
+        if (count == 0) return ENDED_EARLY;
+        if (count < 0 && errno != EINTR) return errno;
+        if (count > 0) done += count;
+    }
+    return 0;
+}
+
+// Read and enqueue one piece; the event when it will have been sent.
+static int64_t send_piece(struct pool* pool, struct lane* lane, struct upload* upload, int64_t begin, int64_t num_bytes,
+                          void** sent) {
+    const struct device* device = &pool->device;
+    if (!lane->is_open) lane->status = open_lane(pool, lane);
+    lane->is_open = 1;
+    if (lane->status) return lane->status;
+    int64_t place = lane->turn++ % pool->num_buffers;
+    char* buffer = buffers_of(lane) + place * pool->buffer_bytes;
+    *sent = lane->sent[place];
+    int64_t status = failed(device->finish(*sent));
+    if (!status) status = fill(buffer, &upload->source, begin, num_bytes);
+    if (!status) status = failed(device->hold(lane->stream, upload->begins, 0));
+    if (!status) status = failed(device->copy(upload->target + begin, buffer, num_bytes, lane->stream));
+    return status ? status : failed(device->record(*sent, lane->stream));
+}
+
+static void* work(void* given) {
+    struct pool* pool = given;
+    struct lane lane = {0};
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->first && !pool->closing) pthread_cond_wait(&pool->more, &pool->lock);
+        if (pool->closing) break;
+        struct upload* upload = pool->first;
+        int64_t begin = upload->done;
+        int64_t left = upload->source.num_bytes - begin;
+        int64_t num_bytes = left < upload->step ? left : upload->step;
+        upload->done += num_bytes;
+        if (num_bytes == left) pool->first = upload->next;
+        int64_t status = upload->status;
+        void* sent = NULL;
+        if (!status) {
+            pthread_mutex_unlock(&pool->lock);
+            status = send_piece(pool, &lane, upload, begin, num_bytes, &sent);
+            pthread_mutex_lock(&pool->lock);
+        }
+        if (status && !upload->status) upload->status = status;
+        if (!status) upload->sent[upload->num_sent++] = sent;
+        if (--upload->num_left == 0) pthread_cond_broadcast(&pool->enqueued);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    close_lane(pool, &lane);
+    return NULL;
+}
+
+// NULL where there is no memory, or no thread at all.
+struct pool* pm_pool_open(const struct device* device, int64_t num_threads, int64_t buffer_bytes, int64_t num_buffers) {
+    struct pool* pool = calloc(1, sizeof(struct pool) + num_threads * sizeof(pthread_t));
+    if (!pool) return NULL;
+    pool->device = *device;
+    pool->buffer_bytes = buffer_bytes;
+    pool->num_buffers = num_buffers;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->more, NULL);
+    pthread_cond_init(&pool->enqueued, NULL);
+    while (pool->num_threads < num_threads) {
+        if (pthread_create(&pool->threads[pool->num_threads], NULL, work, pool)) break;
+        ++pool->num_threads;
+    }
+    if (pool->num_threads) return pool;
+    free(pool);
+    return NULL;
+}
+
+// Send a source to a device's address, in order with what the main stream has by now. Source and target are to stay until
+// `pm_pool_wait`, or `pm_pool_close`. NULL where there is no memory; *status: why else.
+struct upload* pm_pool_add(struct pool* pool, const struct source* source, uint64_t target, int64_t* status) {
+    const struct device* device = &pool->device;
+    int64_t step = pool->buffer_bytes;
+    if (source->file < 0) step = step / source->row_bytes * source->row_bytes;
+    int64_t num_pieces = (source->num_bytes + step - 1) / step;
+    struct upload* upload = calloc(1, sizeof(struct upload) + num_pieces * sizeof(void*));
+    *status = upload ? failed(device->make_event(&upload->begins, NO_TIMING)) : ENOMEM;
+    if (!*status) *status = failed(device->record(upload->begins, device->main_stream));
+    if (*status) {
+        free(upload);
+        return NULL;
+    }
+    upload->source = *source;
+    upload->target = target;
+    upload->step = step;
+    upload->num_left = num_pieces;
+    upload->sent = (void**)(upload + 1);
+    if (!num_pieces) return upload;
+    pthread_mutex_lock(&pool->lock);
+    if (pool->first) pool->last->next = upload;
+    else pool->first = upload;
+    pool->last = upload;
+    if (num_pieces > 1) pthread_cond_broadcast(&pool->more);
+    else pthread_cond_signal(&pool->more);
+    pthread_mutex_unlock(&pool->lock);
+    return upload;
+}
+
+static void end(struct pool* pool, struct upload* upload) {
+    pool->device.end_event(upload->begins);
+    free(upload);
+}
+
+// Return when all of an upload has been read; the main stream waits until it has been sent. Frees the upload. A status.
+int64_t pm_pool_wait(struct pool* pool, struct upload* upload) {
+    pthread_mutex_lock(&pool->lock);
+    while (upload->num_left) pthread_cond_wait(&pool->enqueued, &pool->lock);
+    pthread_mutex_unlock(&pool->lock);
+    int64_t status = upload->status;
+    for (int64_t i = 0; i < upload->num_sent; ++i) {
+        int64_t held = failed(pool->device.hold(pool->device.main_stream, upload->sent[i], 0));
+        if (!status) status = held;
+    }
+    end(pool, upload);
+    return status;
+}
+
+// Return when nothing is read and sent any more. `left`: the uploads that nobody has waited for; all is freed.
+void pm_pool_close(struct pool* pool, struct upload** left, int64_t num_left) {
+    pthread_mutex_lock(&pool->lock);
+    pool->closing = 1;
+    pthread_cond_broadcast(&pool->more);
+    pthread_mutex_unlock(&pool->lock);
+    for (int64_t i = 0; i < pool->num_threads; ++i) pthread_join(pool->threads[i], NULL);
+    for (int64_t i = 0; i < num_left; ++i) end(pool, left[i]);
+    pthread_mutex_destroy(&pool->lock);
+    pthread_cond_destroy(&pool->more);
+    pthread_cond_destroy(&pool->enqueued);
+    free(pool);
+}

@@ -1,0 +1,133 @@
+"""`UploadPool`: threads that read files, or memory, and send them to a device. They are of C (upload_pool.c): of Python's,
+a dozen would wait for each other, and for the one that builds the model, to have its lock.
+
+The library is compiled once for a machine, by a compiler that Triton needs, too.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from pagemill import envs
+from pagemill.errors import ModelError, PagemillError
+from pagemill.log import get_logger
+from pagemill.model.kernels.build import compiled_once, first_problem
+from pagemill.platforms.interface import Copier
+
+logger = get_logger(__name__)
+
+SOURCE: Final = Path(__file__).with_suffix(".c")
+FLAGS: Final = ("-std=c11", "-O2", "-fPIC", "-shared", "-pthread")
+COMPILERS: Final = ("cc", "gcc", "clang")
+COMPILE_LIMIT_S: Final = 60
+IN_MEMORY: Final = -1
+"""Instead of a file."""
+_ENDED_EARLY: Final = -1
+_DEVICE_FAILED: Final = -1000
+_INT = ctypes.c_int64
+_POINTER = ctypes.c_void_p
+
+
+class Source(ctypes.Structure):
+    """Bytes of a file; where `file` is IN_MEMORY, rows in memory."""
+
+    _fields_ = tuple((name, _INT) for name in ("file", "begin", "num_bytes", "row_bytes", "row_stride"))
+
+
+class PoolLibrary:
+    """The exported functions, their argument types declared. What takes no time keeps Python's lock."""
+
+    def __init__(self, path: Path) -> None:
+        holding = ctypes.PyDLL(str(path))
+        releasing = ctypes.CDLL(str(path))
+        self.open = _function(releasing.pm_pool_open, _POINTER, _POINTER, _INT, _INT, _INT)
+        self.add = _function(
+            holding.pm_pool_add, _POINTER, _POINTER, ctypes.POINTER(Source), ctypes.c_uint64, ctypes.POINTER(_INT)
+        )
+        self.wait = _function(releasing.pm_pool_wait, _INT, _POINTER, _POINTER)
+        self.close = _function(releasing.pm_pool_close, None, _POINTER, _POINTER, _INT)
+
+
+class UploadPool:
+    """What is added is read and sent in its order, by several threads. One thread adds at a time; the one that made the
+    copier waits, and closes."""
+
+    def __init__(
+        self, library: PoolLibrary, copier: Copier, num_threads: int, buffer_bytes: int, num_buffers: int
+    ) -> None:
+        """`num_buffers`: pinned buffers of each thread, used by turns. Raises PagemillError where the system has no
+        more threads."""
+        self._library = library
+        self._copier = copier
+        calls = (_POINTER * len(astuple(copier.calls)))(*astuple(copier.calls))
+        self._pool = library.open(calls, num_threads, buffer_bytes, num_buffers)
+        if not self._pool:
+            raise PagemillError("weights cannot be sent to the device: the system has no more threads")
+
+    def add(self, source: Source, target: int) -> int:
+        """Send a source to an address of the device, in order with what is enqueued on the main stream by now; what
+        stands for it. Both are to stay until `wait`, or `close`. Raises PagemillError for a device that has failed."""
+        status = _INT()
+        upload: int | None = self._library.add(self._pool, source, target, status)
+        if upload is None:
+            raise self._failure(status.value, "")
+        return upload
+
+    def wait(self, upload: int, what: str) -> None:
+        """Return when a source has been read, and will have been sent before what is enqueued on the main stream from
+        now on. Raises PagemillError where it cannot be; `what`: the source's name, for that."""
+        status = self._library.wait(self._pool, upload)
+        if status:
+            raise self._failure(status, what)
+
+    def close(self, left: Sequence[int]) -> None:
+        """Return when nothing is read and sent any more. `left`: all that has been added and not been waited for."""
+        self._library.close(self._pool, (_POINTER * len(left))(*left), len(left))
+
+    def _failure(self, status: int, what: str) -> PagemillError:
+        if status == _ENDED_EARLY:
+            return ModelError(f"{what} ends before the last of its tensors: is it still being written?")
+        if status > 0:
+            return ModelError(f"{what} cannot be read: {os.strerror(status)}")
+        return PagemillError(f"weights cannot be sent to the device: {self._copier.describe(_DEVICE_FAILED - status)}")
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype = result
+    function.argtypes = arguments
+    return function
+
+
+@cache
+def pool_library() -> PoolLibrary | None:
+    """The loaded library; None, with one line in the log, where it cannot be compiled."""
+    compiler = next(filter(None, map(shutil.which, (*envs.c_compiler(), *COMPILERS))), None)
+    if compiler is None:
+        logger.warning("weights go to the GPU slowly: there is no C compiler (%s); set CC", ", ".join(COMPILERS))
+        return None
+    digest = hashlib.sha256(repr(FLAGS).encode() + SOURCE.read_bytes()).hexdigest()[:20]
+    try:
+        path = compiled_once(
+            envs.cache_home() / "uploads" / digest, compiler, lambda target: _compile(compiler, target)
+        )
+        return None if path is None else PoolLibrary(path)
+    except (subprocess.SubprocessError, OSError) as error:
+        logger.warning("weights go to the GPU slowly: what sends them does not compile: %s", first_problem(error))
+        return None
+
+
+def _compile(compiler: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "library.so"
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        made.chmod(0o755)
+        os.replace(made, target)  # noqa: PTH105 - atomic: another process may be loading
