@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pagemill.errors import ModelError, PagemillError
+from pagemill.errors import ModelError
 from pagemill.model.loading.file_tensor import FileTensor, OpenFile
-from pagemill.model.loading.upload_pool import IN_MEMORY, Source, pool_library
+from pagemill.model.loading.upload_pool import pool_library
 from pagemill.model.loading.uploads import AHEAD_BYTES, PIECE_BYTES, Uploads
 from pagemill.platforms.cuda import CudaPlatform
 
@@ -48,7 +48,7 @@ def test_more_than_is_sent_ahead(uploads, dtype):
 
 
 @pytest.mark.parametrize("on_a_stream", [False, True])
-def test_what_is_left_in_files_guessed_or_not(uploads, tmp_path, on_a_stream):
+def test_what_is_left_in_files_guessed_or_not(tmp_path, on_a_stream):
     path = tmp_path / "x.bin"
     content = torch.randint(0, 255, (700 << 20,), dtype=torch.uint8)
     content.numpy().tofile(path)
@@ -56,13 +56,13 @@ def test_what_is_left_in_files_guessed_or_not(uploads, tmp_path, on_a_stream):
     sizes = [1, 5000, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES - 7, 34 << 20] * 8
     places = [(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
     tensors = [FileTensor(file, begin, (size,), torch.uint8) for begin, size in places]
-    with torch.cuda.stream(torch.cuda.Stream() if on_a_stream else torch.cuda.current_stream()):
-        with new_uploads() as sent:
-            sent.guess(tensors[: len(tensors) // 2 : 2])
-            for (name, made), (begin, size) in zip(sent.arriving(enumerate(tensors)), places, strict=True):
-                assert name == places.index((begin, size))
-                assert torch.equal(made.clone().cpu(), content[begin : begin + size])
-                made.zero_()
+    stream = torch.cuda.Stream() if on_a_stream else torch.cuda.current_stream()
+    with torch.cuda.stream(stream), new_uploads() as sent:
+        sent.guess(tensors[: len(tensors) // 2 : 2])
+        for (name, made), (begin, size) in zip(sent.arriving(enumerate(tensors)), places, strict=True):
+            assert name == places.index((begin, size))
+            assert torch.equal(made.clone().cpu(), content[begin : begin + size])
+            made.zero_()
 
 
 def test_what_is_sent_as_it_is(uploads):
@@ -99,10 +99,6 @@ def test_a_file_that_ends_early(uploads, tmp_path):
         list(uploads.arriving([("long", tensor)]))
 
 
-def test_a_driver_that_refuses(uploads):
+def test_what_the_driver_says_is_in_the_error(uploads):
     with uploads:
-        assert "CUDA driver says 201, " in uploads._copier.describe(201)
-        # Nobody may write to address 4096 of a GPU.
-        number = uploads._pool.add(Source(IN_MEMORY, torch.zeros(100).data_ptr(), 400, 1, 1), 4096)
-        with pytest.raises(PagemillError, match="weights cannot be sent to the device: the CUDA driver says"):
-            uploads._pool.wait(number, "x")
+        assert uploads._copier.describe(201).startswith("the CUDA driver says 201, invalid")
