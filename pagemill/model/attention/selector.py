@@ -44,6 +44,10 @@ class BackendSelector:
     order: Sequence[str]
     preferences: BackendPreferences = BackendPreferences()
     where: AttentionContext = ANY_CONTEXT
+    _chosen: dict[tuple[AttentionLayerSpec, str | None], type[AttentionBackend]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Most layers of a model are alike, and to look for packages takes time."""
 
     def __call__(self, spec: AttentionLayerSpec, layer: str = "") -> type[AttentionBackend]:
         """The layer's backend. Raises ConfigError with the reasons when there is none."""
@@ -55,7 +59,11 @@ class BackendSelector:
         return prefill if prefill is decode else phased(prefill, decode)
 
     def _one(self, spec: AttentionLayerSpec, wanted: str | None) -> type[AttentionBackend]:
-        return choose(spec, self.device, self.dtype, wanted, self.order, self.where)
+        chosen = self._chosen.get((spec, wanted))
+        if chosen is None:
+            chosen = choose(spec, self.device, self.dtype, wanted, self.order, self.where)
+            self._chosen[spec, wanted] = chosen
+        return chosen
 
 
 def choose(

@@ -53,35 +53,37 @@ def iterate(
 
 def read_file(path: Path, select: Select, place: LoadPlace = ALONE) -> Iterator[tuple[str, Tensor | FileTensor]]:
     """(name, selected part) of one file, as stored. Raises SafetensorError and OSError."""
-    with safe_open(path, framework="pt") as file:  # which sees that the header is in order
-        places = _Places(path) if place.leaves_in_files else None
-        # In the order of the file, where that is read once, by several threads.
-        names = deque(file.keys() if places is None else file.offset_keys())
-    while names:
-        yield from _read_some(path, names, select, places)
+    names: deque[str] | None = None
+    while names is None or names:
+        # A mapping ends with the first tensors, so that its pages do not stay in memory beside the weights that are
+        # made of them.
+        with safe_open(path, framework="pt") as file:  # which sees that the header is in order
+            if names is None:
+                places = _Places(path) if place.leaves_in_files else None
+                # In the order of the file, where that is read once, by several threads.
+                names = deque(file.keys() if places is None else file.offset_keys())
+            yield from _read_some(file, names, select, places)
 
 
 def _read_some(
-    path: Path, names: deque[str], select: Select, places: "_Places | None"
+    file: Any, names: deque[str], select: Select, places: "_Places | None"
 ) -> Iterator[tuple[str, Tensor | FileTensor]]:
-    """The first of these, from a mapping that ends with them, so that its pages do not stay in memory beside the
-    weights that are made of them."""
+    """The first of these, until so many bytes of them are mapped."""
     num_bytes = 0
-    with safe_open(path, framework="pt") as file:
-        while names and num_bytes < _FORGET_BYTES:
-            name = names.popleft()
-            shape = tuple(file.get_slice(name).get_shape())
-            part = select(name, shape)
-            if part is None:
-                continue
-            left = None if places is None else places.find(name, shape, part)
-            if left is not None:
-                yield name, left
-                continue
-            tensor = _read(file, name, part)
-            num_bytes += tensor.nbytes
-            # Vectors are kept as they are, and one of them would keep the whole mapping.
-            yield name, tensor.clone() if tensor.ndim < 2 else tensor
+    while names and num_bytes < _FORGET_BYTES:
+        name = names.popleft()
+        shape = tuple(file.get_slice(name).get_shape()) if places is None else places.shape(name)
+        part = select(name, shape)
+        if part is None:
+            continue
+        left = None if places is None else places.find(name, shape, part)
+        if left is not None:
+            yield name, left
+            continue
+        tensor = _read(file, name, part)
+        num_bytes += tensor.nbytes
+        # Vectors are kept as they are, and one of them would keep the whole mapping.
+        yield name, tensor.clone() if tensor.ndim < 2 else tensor
 
 
 class _Places:
@@ -90,6 +92,10 @@ class _Places:
     def __init__(self, path: Path) -> None:
         self._file = OpenFile(path)
         self._header, self._begin = safetensors_places(path)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor."""
+        return tuple(self._header[name]["shape"])
 
     def find(self, name: str, shape: tuple[int, ...], part: Part) -> FileTensor | None:
         """A part; None for one that is not in one piece, or of a type that not every torch has."""
