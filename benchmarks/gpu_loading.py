@@ -4,7 +4,8 @@
 
 Makes the checkpoint of benchmarks/loading.py. In a fresh process for each turn, bytes go to the GPU from pinned memory,
 in pieces of 8 MiB one after the other, or the model is loaded, from files in the page cache to weights that are ready
-to run. Both times are the least of several turns, without what the process does before: imports, and starting CUDA.
+to run. Both times are the least of several turns, without what a process does once: imports, starting CUDA, loading
+its first kernels. `first` is the time with the imports of the model and the first kernels.
 """
 
 import argparse
@@ -21,11 +22,13 @@ from benchmarks.loading import make_checkpoint
 from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config
-from pagemill.model.factory import load_model
-from pagemill.model.loading.uploads import PIECE_BYTES
+from pagemill.model.distributed.parallel_groups import solo_groups
+from pagemill.model.factory import build_model, load_model
 from pagemill.platforms.cuda import CudaPlatform
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.timing import PhaseTimer
+
+PIECE_BYTES = 8 << 20
 
 
 def copy_s(num_bytes: int) -> float:
@@ -41,15 +44,19 @@ def copy_s(num_bytes: int) -> float:
     return time.perf_counter() - start
 
 
-def load_s(folder: Path) -> float:
-    """Seconds to load the model, to when the GPU has all of it."""
+def load_s(folder: Path, *, first: bool) -> float:
+    """Seconds to load the model, to when the GPU has all of it. Unless it is the `first` that the process does, a model
+    without weights has been built before."""
     config = build_config(EngineArgs(str(folder), device="cuda", dtype="bfloat16", skip_tokenizer_init=True))
     platform = CudaPlatform()
     platform.start(0)
     facts = describe(str(folder), folder)
     torch.empty(1, device="cuda")
-    torch.cuda.synchronize()
     with gc_paused():  # as an engine is while it starts
+        if not first:
+            with torch.device("cuda"):
+                build_model(facts, config.model, platform, solo_groups())
+        torch.cuda.synchronize()
         start = time.perf_counter()
         model = load_model(facts, config.model, platform, PhaseTimer())
         torch.cuda.synchronize()
@@ -75,21 +82,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--turn", choices=("copy", "load"), help=argparse.SUPPRESS)
+    parser.add_argument("--turn", choices=("copy", "load", "first"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.turn:
-        print(json.dumps(copy_s(size_of(asked.folder)) if asked.turn == "copy" else load_s(asked.folder)))
+        folder = asked.folder
+        seconds = copy_s(size_of(folder)) if asked.turn == "copy" else load_s(folder, first=asked.turn == "first")
+        print(json.dumps(seconds))
         return
     with tempfile.TemporaryDirectory(prefix="pagemill-loading-") as scratch:
         folder = Path(scratch)
         make_checkpoint(folder, int(asked.gigabytes * 1e9))
         turn(folder, "load")  # the files are in the page cache from now on
-        copied, loaded = (min(turn(folder, what) for _ in range(asked.turns)) for what in ("copy", "load"))
+        turns = ("copy", "load", "first")
+        copied, loaded, first = (min(turn(folder, what) for _ in range(asked.turns)) for what in turns)
         size = size_of(folder) / 1e9
     print(
         f"{torch.cuda.get_device_name()}: {size:.2f} GB, pinned copies {copied:.3f} s ({size / copied:.1f} GB/s), "
-        f"load {loaded:.3f} s ({size / loaded:.1f} GB/s): {copied / loaded:.2f} of the copies"
+        f"load {loaded:.3f} s ({size / loaded:.1f} GB/s): {copied / loaded:.2f} of the copies; first {first:.3f} s"
     )
 
 

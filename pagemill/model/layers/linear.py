@@ -33,6 +33,9 @@ class Linear(nn.Module):
     the loaded tensors are freed.
     """
 
+    # torch's looks for parameters and modules, and here are none; a model sets thousands of attributes.
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+
     def __init__(
         self,
         in_size: int,

@@ -22,6 +22,8 @@ class RMSNorm(nn.Module):
     centers: ClassVar[bool] = False
     """Whether the mean is subtracted first."""
 
+    __setattr__ = object.__setattr__  # type: ignore[assignment]  # as in Linear
+
     def __init__(self, size: int, eps: float, *, ctx: LayerContext, offset: float = 0.0, weighted: bool = True) -> None:
         super().__init__()
         self.name = ctx.name

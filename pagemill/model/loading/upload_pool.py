@@ -1,7 +1,7 @@
-"""`UploadPool`: threads that read files, or memory, and send them to a device. They are of C (upload_pool.c): of Python's
-a dozen would wait for each other, and for the one that builds the model, to have its lock.
+"""`UploadPool`: threads that read files, or memory, and send them to a device.
 
-The library is compiled once for a machine, by a compiler that Triton needs, too.
+They are of C (upload_pool.c): a dozen of Python's would wait for each other, and for the one that builds the model, to
+have its lock. The library is compiled once for a machine, by a compiler that Triton needs, too.
 """
 
 import ctypes
