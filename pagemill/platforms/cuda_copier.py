@@ -31,7 +31,7 @@ class CudaCopier(Copier):
     def __init__(self) -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = torch.cuda.current_device()
-        self._main = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream().cuda_stream
         driver = _driver()
         context = ctypes.c_void_p()
         # Torch's own; that it is asked for once more does no harm: it lives as long as the process.
@@ -40,12 +40,7 @@ class CudaCopier(Copier):
         if status:
             raise OSError(self.describe(status))
         addresses = {name: _address(getattr(driver, function)) for name, function in _FUNCTIONS.items()}
-        self.calls = CopierCalls(**addresses, context=context.value or 0, main_stream=self._main.cuda_stream)
-
-    def enter(self) -> None:
-        _driver().cuCtxSetCurrent(ctypes.c_void_p(self.calls.context))
-        torch.cuda.set_device(self._device)
-        torch.cuda.set_stream(self._main)
+        self.calls = CopierCalls(**addresses, context=context.value or 0, main_stream=stream)
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])

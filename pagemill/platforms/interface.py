@@ -141,10 +141,6 @@ class Copier(ABC):
     calls: CopierCalls
 
     @abstractmethod
-    def enter(self) -> None:
-        """Called first by a thread of Python that makes tensors on the device: it does as the one that made this."""
-
-    @abstractmethod
     def free_bytes(self) -> int:
         """Free memory of the device."""
 

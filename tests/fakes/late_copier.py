@@ -90,9 +90,6 @@ class LateCopier(Copier):
         """Whether all that was made or pinned has been given back, and nothing was done too early."""
         return not (self.pinned or self._events or self._streams or self._reading or self.errors)
 
-    def enter(self) -> None:
-        pass
-
     def free_bytes(self) -> int:
         return self.free
 

@@ -3,17 +3,16 @@ no format, and no model. Threads of an `UploadPool` read and send them.
 """
 
 import os
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
-from pagemill.log import get_logger
+from pagemill.errors import PagemillError
 from pagemill.model.loading.file_tensor import FileTensor
 from pagemill.model.loading.upload_pool import IN_MEMORY, PoolLibrary, Source, UploadPool, pool_library
 from pagemill.platforms.interface import Copier
@@ -35,8 +34,6 @@ SMALL_BYTES: Final = 1 << 20
 """A tensor of no more that is in memory is sent as it is."""
 
 Other = TypeVar("Other")
-
-logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,7 @@ class Uploads:
         # A quarter of the CPUs is left to the thread that builds the model, and to the rest of the system.
         num_threads = num_threads or max(1, min(MAX_THREADS, cpus - cpus // 4))
         self._pool = UploadPool(library, copier, num_threads, PIECE_BYTES, NUM_BUFFERS)
-        self._guesser: threading.Thread | None = None
         self._guessed: dict[FileTensor, _Upload] = {}
-        self._guesses = True
         self._under_way: deque[tuple[str, _Upload | object, int]] = deque()
         """(name, tensor or what else there is, bytes), in their order."""
 
@@ -75,23 +70,35 @@ class Uploads:
 
     def __exit__(self, *_: object) -> None:
         """Return when nothing is read and sent any more: then memory that tensors were sent to may be used again."""
-        self._stop_guessing()
         given_up = [upload for _, upload, _ in self._under_way if isinstance(upload, _Upload)]
         self._pool.close([upload.number for upload in (*given_up, *self._guessed.values())])
         self._under_way.clear()
         self._guessed.clear()
 
     def guess(self, tensors: Iterable[FileTensor]) -> None:
-        """Begin to send what will be wanted first, by another thread; what is not will have been sent in vain."""
-        self._guesser = threading.Thread(target=self._guess, args=(tensors,), name="upload-guess")
-        self._guesser.start()
+        """Begin to send what will be wanted first, as far as there is memory for it. What will not has been sent in
+        vain; what is wrong with it is no error before it is wanted."""
+        left = min(GUESS_BYTES, self._copier.free_bytes() // 4)
+        room = 0
+        with suppress(PagemillError, torch.OutOfMemoryError):
+            for tensor in tensors:
+                left -= tensor.nbytes
+                room -= tensor.nbytes
+                if left < 0:
+                    return
+                if room < 0:
+                    # Torch's allocator divides what it has. Of tensors that lie side by side, layers make larger ones,
+                    # and what they leave is large enough for those of the next layers.
+                    room = min(ROOM_BYTES, left)
+                    torch.empty(room, dtype=torch.uint8, device=self._device)
+                if tensor not in self._guessed:
+                    self._guessed[tensor] = self._left_in_file(tensor)
 
     def arriving(
         self, tensors: Iterable[tuple[str, Tensor | FileTensor | Other]]
     ) -> Iterator[tuple[str, Tensor | Other]]:
         """The same in their order, tensors on the device. What has been yielded may still be under way to it, ahead of
         what is enqueued on the main stream from then on. Raises ModelError for files that end early."""
-        self._stop_guessing()
         ahead = 0
         for name, tensor in tensors:
             num_bytes = tensor.nbytes if isinstance(tensor, Tensor | FileTensor) else 0
@@ -126,33 +133,6 @@ class Uploads:
         source = upload.source
         self._pool.wait(upload.number, source.file.path.name if isinstance(source, FileTensor) else name)
         return name, upload.target
-
-    def _guess(self, tensors: Iterable[FileTensor]) -> None:
-        try:
-            self._copier.enter()
-            left = min(GUESS_BYTES, self._copier.free_bytes() // 4)
-            room = 0
-            for tensor in tensors:
-                left -= tensor.nbytes
-                if left < 0 or not self._guesses:
-                    return
-                room -= tensor.nbytes
-                if room < 0:
-                    # Torch's allocator divides what it has. Of tensors that lie side by side, layers make larger ones,
-                    # and what they leave is large enough for those of the next layers.
-                    room = min(ROOM_BYTES, left)
-                    torch.empty(room, dtype=torch.uint8, device=self._device)
-                if tensor not in self._guessed:
-                    self._guessed[tensor] = self._left_in_file(tensor)
-        except Exception as error:
-            # What is wrong with files shows when they are read in earnest, and memory may be enough without guesses.
-            logger.debug("weights are not read ahead of the model: %s", error)
-
-    def _stop_guessing(self) -> None:
-        self._guesses = False
-        if self._guesser is not None:
-            self._guesser.join()
-            self._guesser = None
 
 
 def uploads_to(device: torch.device, copier: Copier | None) -> AbstractContextManager[Uploads | None]:
