@@ -53,6 +53,15 @@ def test_memory_that_nobody_has_written_is_not_read(checkpoints, tmp_path, layou
     check_regrets(Reference(str(plain)), prompts, outputs, most=1.0, mean=0.02)
 
 
+def test_the_output_head_in_8_bits(checkpoints, tmp_path):
+    """A rounded head chooses tokens that are nearly as likely."""
+    packed, plain = compress(Path(checkpoints.path("LlamaForCausalLM")), tmp_path, Layout())
+    prompts = make_prompts(8)
+    with make_llm(str(packed), quantization="int8") as llm:
+        outputs = run(llm, prompts, greedy(16))
+    check_regrets(Reference(str(plain)), prompts, outputs, most=0.2, mean=0.01)
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_experts_of_gpt_oss(tmp_path, quantized):
     """In one tensor, with biases and gates that are clamped where transformers clamps them, whatever its version."""

@@ -92,6 +92,24 @@ def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: 
     return Packed(words, _grouped(scales, repeats, shape), offsets, num_outputs, num_inputs, bits, group, halves)
 
 
+def eight_bits(weight: Tensor) -> Packed | None:
+    """Floats [N, K] as integers of 8 bits, in groups of 128 inputs where those are whole, else of 32; None where these
+    are not."""
+    num_outputs, num_inputs = weight.shape
+    size = next((size for size in (4 * PLANE, PLANE) if num_inputs % size == 0), None)
+    if size is None:
+        return None
+    values = torch.empty(num_outputs, num_inputs, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(num_outputs, num_inputs // size, device=weight.device)
+    for begin in range(0, num_outputs, _ROWS_AT_ONCE):
+        part = weight[begin : begin + _ROWS_AT_ONCE].float().view(-1, num_inputs // size, size)
+        largest = part.abs().amax(-1) / 127
+        scales[begin : begin + len(part)] = largest
+        made = (part / largest.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_()
+        values[begin : begin + len(part)] = made.flatten(1).to(torch.int8)
+    return pack(values, scales, None, size, 8)
+
+
 def floats(weight: Packed, dtype: torch.dtype) -> Tensor:
     """The weight [N, K]."""
     kernels = triton_kernels("packed") if weight.words.is_cuda else None
@@ -101,12 +119,19 @@ def floats(weight: Packed, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def linear(x: Tensor, weight: Packed, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
-    """[T, K] times [N, K] -> [T, N] in x's type; with a gate (silu, gelu_tanh) of the first half, [T, N / 2]."""
+def linear(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """[T, K] times [N, K] -> [T, N] in `out_dtype` (x's type); with a gate (silu, gelu_tanh) of the first half,
+    [T, N / 2]."""
     kernels = triton_kernels("packed") if x.is_cuda else None
     if kernels is None:
-        return reference_linear(x, weight, bias, gate)
-    result: Tensor = kernels.linear(x, weight, bias, gate)
+        return reference_linear(x, weight, bias, gate, out_dtype)
+    result: Tensor = kernels.linear(x, weight, bias, gate, out_dtype)
     return result
 
 
@@ -132,12 +157,18 @@ def reference_floats(weight: Packed, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def reference_linear(x: Tensor, weight: Packed, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
+def reference_linear(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """`linear` in plain torch, in float32."""
     result = functional.linear(x.float(), reference_floats(weight, torch.float32))
     if bias is not None:
         result += bias.float()
-    return (result if gate is None else gated(result, gate == "gelu_tanh")).to(x.dtype)
+    return (result if gate is None else gated(result, gate == "gelu_tanh")).to(out_dtype or x.dtype)
 
 
 def _integers(words: Tensor, weight: Packed) -> Tensor:

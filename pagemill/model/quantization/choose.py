@@ -29,7 +29,7 @@ def choose(
     request = QuantRequest(dtype, device, config, dequantize=wanted == NONE, quantize_floats=rest_in_8_bits)
     if stored is not None:
         if rest_in_8_bits:
-            integers.require(request)
+            integers.require_for_floats(request)
         elif wanted not in (None, NONE, stored):
             raise ConfigError(
                 f"quantization={wanted} does not fit a checkpoint whose quant_method is {stored}; use "

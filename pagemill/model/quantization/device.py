@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pagemill.model.kernels import eight_bits, moe, packed
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
-from pagemill.model.loading.quantized_tensor import QuantizedTensor
+from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device_experts import DeviceExperts
 from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.fp8 import MIN_CAPABILITY, Fp8Weight
@@ -40,8 +40,18 @@ class GroupedWeight(LinearWeight):
             return packed_op.traced_linear(x, self.weight, bias, self.gate)
         return packed.linear(x, self.weight, bias, self.gate)
 
+    def logits(self, x: Tensor) -> Tensor:
+        return packed.linear(x, self.weight, out_dtype=torch.float32)
+
     def rows(self, indices: Tensor) -> Tensor:
         return packed.rows(self.weight, indices, self._dtype)
+
+
+class MadeWeight(GroupedWeight):
+    """[N, K] integers of 8 bits that were floats; an embedding that shares them keeps the floats, which are exact and
+    looked up by one kernel."""
+
+    gives_rows = False
 
 
 class DeviceWeights(QuantMethod):
@@ -52,11 +62,13 @@ class DeviceWeights(QuantMethod):
 
     takes_packed = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """`dtype`: the model's."""
+    def __init__(self, dtype: torch.dtype, *, quantize_floats: bool = False) -> None:
+        """`dtype`: the model's. `quantize_floats`: floats become integers of 8 bits, but for those of experts."""
         self._dtype = dtype
+        self._quantize_floats = quantize_floats
         self._floats = Unquantized()
         self._note = Once("weights of %s are dequantized to %s: this device has no kernel for them")
+        self._width_note = Once("layers of %d inputs stay floats: --quantization is of multiples of %d inputs")
         self._parts_note = parts_note()
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
@@ -71,6 +83,11 @@ class DeviceWeights(QuantMethod):
                 return grouped
             self._tell(weight)
             weight = weight.dequantized(self._dtype)
+        elif self._quantize_floats:
+            made = packed.eight_bits(floats(weight, self._dtype))
+            if made is not None:
+                return MadeWeight(made, self._dtype, gate)
+            self._width_note.warn(weight.shape[1], packed.PLANE)
         return self._floats.prepare(weight, gate)
 
     def prepare_stacked(

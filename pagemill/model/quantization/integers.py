@@ -110,13 +110,19 @@ def as_stored(request: QuantRequest) -> QuantMethod:
     if runs(request):
         return Integers(quantize_floats=request.quantize_floats, wide_inputs=bool(request.config))
     on_gpu = request.device.startswith("cuda") and request.config
-    return DeviceWeights(request.dtype) if on_gpu else Unquantized()
+    return DeviceWeights(request.dtype, quantize_floats=request.quantize_floats) if on_gpu else Unquantized()
 
 
 def make(request: QuantRequest) -> Quantization:
     """8-bit integers of float weights, too. Raises ConfigError where the kernels cannot run."""
     require(request)
     return Uniform(Integers(quantize_floats=True))
+
+
+def require_for_floats(request: QuantRequest) -> None:
+    """Raises ConfigError where floats of a quantized checkpoint cannot be integers of 8 bits."""
+    if not request.device.startswith("cuda"):
+        require(request)
 
 
 def require(request: QuantRequest, wanted: str = "int8") -> None:

@@ -21,26 +21,38 @@ _PLANE = tl.constexpr(PLANE)
 _TILE = tl.constexpr(TILE)
 
 
-def linear(x: Tensor, weight: Packed, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """As kernels.packed.linear: [T, K] -> [T, N], with a gate [T, N / 2]."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     num_rows = len(x)
     if num_rows > MAX_ROWS or num_rows == 0:
         result = _dense(x, weight, bias)
-        return result if gate is None else ops.gated(result, gate)
+        return (result if gate is None else ops.gated(result, gate)).to(out_dtype or x.dtype)
     inside = gate if num_rows <= MAX_GATED_ROWS and weight.num_outputs % (2 * TILE) == 0 else None
     outputs = weight.num_outputs if inside is None else weight.num_outputs // 2
     choice = packed_choice(num_rows, (outputs, weight.num_inputs, inside is not None), weight.bits)
-    result = by_choice(x, weight, choice, bias, inside)
-    return result if gate is None or inside is not None else ops.gated(result, gate)
+    if gate is None or inside is not None:
+        return by_choice(x, weight, choice, bias, inside, out_dtype)
+    return ops.gated(by_choice(x, weight, choice, bias), gate).to(out_dtype or x.dtype)
 
 
 def by_choice(
-    x: Tensor, weight: Packed, choice: PackedChoice, bias: Tensor | None = None, gate: str | None = None
+    x: Tensor,
+    weight: Packed,
+    choice: PackedChoice,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """By the kernel that the choice is for."""
     kernel = packed_gemv if choice.slices else packed_rows
-    return kernel(x, weight, choice, bias=bias, gate=gate)
+    return kernel(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
 
 
 def _dense(x: Tensor, weight: Packed, bias: Tensor | None) -> Tensor:

@@ -142,13 +142,19 @@ def _packed_gemv(
 
 
 def packed_gemv(
-    x: Tensor, weight: Packed, choice: PackedChoice, *, bias: Tensor | None = None, gate: str | None = None
+    x: Tensor,
+    weight: Packed,
+    choice: PackedChoice,
+    *,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """[1, K] times [N, K] -> [1, N]; with a gate [1, N / 2], where N / 2 is a multiple of 64. The elements of x are
     side by side."""
     size = x.shape[1]
     num_outputs = weight.num_outputs // (1 if gate is None else 2)
-    out = torch.empty(1, num_outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(1, num_outputs, dtype=out_dtype or x.dtype, device=x.device)
     launch.on(_packed_gemv, (triton.cdiv(num_outputs, choice.block_n),))(
         out, x, weight.words, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         out if bias is None else bias, num_outputs, weight.scales.shape[1], K=size, GROUP=weight.group,

@@ -147,14 +147,20 @@ def _packed_rows(
 
 
 def packed_rows(
-    x: Tensor, weight: Packed, choice: PackedChoice, *, bias: Tensor | None = None, gate: str | None = None
+    x: Tensor,
+    weight: Packed,
+    choice: PackedChoice,
+    *,
+    bias: Tensor | None = None,
+    gate: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """[M, K] times [N, K] -> [M, N]; with a gate [M, N / 2], where N / 2 is a multiple of 64. x has rows side by side,
     of a type of 16 or 32 bits."""
     num_rows, size = x.shape
     num_outputs = weight.num_outputs // (1 if gate is None else 2)
     split = choice.split_k
-    out = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_rows, num_outputs, dtype=out_dtype or x.dtype, device=x.device)
     shape = (split, num_rows, weight.num_outputs)
     parts = out if split == 1 else torch.empty(shape, dtype=torch.float32, device=x.device)
     block_n = choice.block_n if gate is None or num_outputs % choice.block_n == 0 else TILE

@@ -18,6 +18,7 @@ from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.stored import WeightPart
 from pagemill.model.quantization.choose import choose
 from pagemill.model.quantization.compressed_tensors import make
+from pagemill.model.quantization.device import MadeWeight
 from pagemill.model.quantization.interface import QuantRequest, Role
 from pagemill.model.quantization.ordered import OrderedWeight
 from pagemill.model.quantization.panels import PanelWeight
@@ -285,6 +286,10 @@ def test_the_checkpoint_decides_and_a_flag_that_does_not_fit_is_refused(tmp_path
         choose("fp8", config, torch.float32, "cpu")
     with pytest.raises(ConfigError, match="quantization=compressed-tensors: the checkpoint is not quantized"):
         choose("compressed-tensors", {}, torch.float32, "cpu")
+    with pytest.raises(ConfigError, match="needs the native CPU kernels"):
+        choose("int8", config, torch.float32, "cpu")
+    on_gpu = choose("int8", config, torch.bfloat16, "cuda").method("lm_head", Role.HEAD)
+    assert isinstance(on_gpu.prepare(torch.randn(64, 128)), MadeWeight)
     assert isinstance(choose(None, {}, torch.float32, "cpu").method("lm_head", Role.HEAD), Unquantized)
 
 

@@ -57,6 +57,33 @@ def test_what_the_kernels_cannot_hold_is_dequantized():
         assert torch.equal(held.weight, weight.dequantized(torch.float32))
 
 
+@pytest.mark.parametrize("width", [256, 96])
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_floats_become_integers_of_8_bits_if_asked_for(width: int, gate: str | None):
+    plain = torch.randn(48, width) / width**0.5
+    plain[5] = 0
+    held = DeviceWeights(torch.float32, quantize_floats=True).prepare(plain, gate)
+    assert isinstance(held, GroupedWeight)
+    assert held.weight.bits == 8
+    assert not held.gives_rows, "an embedding keeps the floats"
+    x = torch.randn(3, width)
+    expected = torch.nn.functional.linear(x, plain)
+    if gate is None:
+        found = held.logits(x.bfloat16())
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.03)
+    else:
+        first, second = expected.chunk(2, -1)
+        expected = torch.nn.functional.silu(first) * second
+    torch.testing.assert_close(held.apply(x, None), expected, rtol=0.02, atol=0.03)
+
+
+def test_floats_of_other_widths_stay(caplog: pytest.LogCaptureFixture):
+    held = DeviceWeights(torch.float32, quantize_floats=True).prepare(torch.randn(48, 100))
+    assert isinstance(held, PlainWeight)
+    assert "layers of 100 inputs stay floats" in caplog.text
+
+
 @pytest.mark.parametrize("gate", [None, "silu"])
 def test_integers_whose_inputs_are_integers_are_kept_as_they_are(gate: str | None):
     weight = replace(weight_of(8, 128), inputs=Inputs.INT8)

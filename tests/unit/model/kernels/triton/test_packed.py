@@ -109,6 +109,17 @@ def test_the_number_of_rows_decides_how(monkeypatch, num_rows: int, gate: str | 
             check(result, wanted(x, exact(values, scales, None, 128), None, gate))
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 70])
+def test_logits_are_not_rounded(num_rows: int):
+    values, scales, zeros = made(136, 128, 128, 8, False, DEVICE)
+    x = random(num_rows, 128, dtype=torch.bfloat16)
+    found = packed.linear(x, pack(values, scales, zeros, 128, 8), out_dtype=torch.float32)
+    assert found.dtype == torch.float32
+    expected = wanted(x, exact(values, scales, zeros, 128), None, None)
+    step = 1e-4 if num_rows <= 64 else 2e-2  # of more the weights are rounded, after scaling
+    torch.testing.assert_close(found.double(), expected, rtol=step, atol=step)
+
+
 @pytest.mark.parametrize("shape", [(4096, 4096, False), (12288, 4096, True), (4096, 12288, False), (64, 64, False)])
 def test_choices_fit_every_shape(shape: Shape):
     for rows in ROW_CLASSES:
