@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
+from pagemill.model.kernels.packed_layer import LayerWeights, PackedLayer, between
 from pagemill.model.kernels.rows import rows_at
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import LayerNorm, RMSNorm
@@ -53,11 +54,13 @@ from pagemill.model.network.operations import (
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
+    ChainPair,
     Graph,
     HeadsAttend,
     LatentAttend,
     NormChain,
     fuse_attention,
+    fuse_chains,
     fuse_gates,
     fuse_norms,
     fuse_sums,
@@ -77,7 +80,7 @@ class Program:
         graph = Graph(network.operations, network.result, network.layer_inputs.values)
         if selects:
             graph = select_rows(graph)
-        for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms):
+        for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms, fuse_chains):
             graph = fuse(graph)
         places = {network.inputs: 0, network.positions: 1, network.rows: 2}
         for op in graph.operations:
@@ -202,6 +205,38 @@ def _multiply_and_norm(
     return run
 
 
+def _chain_pair(op: ChainPair) -> Function:
+    """One after the other, but for few rows where a kernel does both."""
+    first = _norm_chain(op.first)
+    second = _norm_chain(op.second)
+    together = _together(op)
+
+    def run(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if together is not None and together.takes(x):
+            return together.run(x, residual)
+        inner, total = first(x, residual)
+        result: tuple[Tensor, Tensor] = second(inner, total)
+        return result
+
+    return run
+
+
+def _together(op: ChainPair) -> PackedLayer | None:
+    """What is between two attentions: o, gate and up, down, qkv."""
+    parts = op.first.before, op.first.after, op.second.before, op.second.after
+    layers = [part.layer for part in parts if part is not None]
+    weights = [weight_of(layer) for layer in layers]
+    packed = [weight.packed for weight in weights if weight.packed is not None]
+    gates = [None if part is None else part.gate for part in parts]
+    if len(packed) < len(parts) or any(layer.own_bias is not None for layer in layers):
+        return None
+    if gates != [None, None, "silu", None] or [weight.gate for weight in weights] != [None, "silu", None, None]:
+        return None
+    (norm1, eps1), (norm2, eps2) = _norm_of(op.first.layer), _norm_of(op.second.layer)
+    o, gate_up, down, qkv = packed
+    return between(LayerWeights(o, gate_up, down, qkv, norm1, norm2, (eps1, eps2)))
+
+
 def _with(residual: Tensor | None, result: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     return result if residual is None else (result, residual)
 
@@ -324,6 +359,7 @@ _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
     AddNorm: _add_norm,
     Multiply: _multiply,
     NormChain: _norm_chain,
+    ChainPair: _chain_pair,
     Attend: _attend,
     HeadsAttend: _heads_attend,
     LatentAttend: _latent_attend,

@@ -83,6 +83,15 @@ class NormChain(Operation):
     after: Multiply | None
 
 
+@dataclass(eq=False)
+class ChainPair(Operation):
+    """(x, residual) -> (result, the last sum): two norms with the linear layers before and after them, of which the
+    second reads all that the first gives, and nothing else does."""
+
+    first: NormChain
+    second: NormChain
+
+
 class Graph:
     """Who makes and who reads each value of a list of operations, and who is the last to."""
 
@@ -309,6 +318,27 @@ def fuse_norms(graph: Graph) -> Graph:
         fused[op] = NormChain(inputs, outputs, op.layer, before, last)
         gone |= {part for part in (before, last) if part is not None}
     return _replaced(graph, fused, gone)
+
+
+def fuse_chains(graph: Graph) -> Graph:
+    """Norms with linear layers before and after them, two by two: what is between the attentions of two layers."""
+    fused: dict[Operation, Operation] = {}
+    gone: set[Operation] = set()
+    for op in graph.operations:
+        if not isinstance(op, NormChain) or not _is_whole(op):
+            continue
+        first = graph.made_for_one(NormChain, op.inputs[0])
+        if first is None or not _is_whole(first) or first.outputs != op.inputs or not graph.follows(first, op):
+            continue
+        if first not in fused and graph.only_reader(first.outputs[1]) is op:
+            fused[op] = ChainPair(first.inputs, op.outputs, first, op)
+            gone.add(first)
+    return _replaced(graph, fused, gone)
+
+
+def _is_whole(chain: NormChain) -> bool:
+    """Whether it has a linear layer before and after, and a residual."""
+    return chain.before is not None and chain.after is not None and len(chain.inputs) == len(chain.outputs) == 2
 
 
 def _replaced(graph: Graph, fused: dict[Operation, Operation], gone: set[Operation]) -> Graph:

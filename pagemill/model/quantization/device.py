@@ -29,7 +29,7 @@ class GroupedWeight(LinearWeight):
 
     def __init__(self, weight: packed.Packed, dtype: torch.dtype, gate: str | None) -> None:
         """`dtype`: of `rows`."""
-        self.weight = weight
+        self.packed = self.weight = weight
         self.gate = gate
         self._dtype = dtype
 

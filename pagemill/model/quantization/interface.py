@@ -13,6 +13,7 @@ from torch import Tensor
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.moe import ExpertForm
+from pagemill.model.kernels.packed import Packed
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 
@@ -25,6 +26,8 @@ class LinearWeight(ABC):
     [T, out], it is for `gated_apply` of the layer that follows."""
     plain: Tensor | None = None
     """[out, in], where kernels of the norm before or after may multiply with it."""
+    packed: Packed | None = None
+    """[out, in], where a kernel of several layers may multiply with it."""
 
     @abstractmethod
     def apply(self, x: Tensor, bias: Tensor | None) -> Tensor:

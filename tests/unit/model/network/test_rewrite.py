@@ -17,6 +17,7 @@ from pagemill.model.network.operations import (
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
+    ChainPair,
     Graph,
     HeadsAttend,
     LatentAttend,
@@ -24,6 +25,7 @@ from pagemill.model.network.rewrite import (
     NormChain,
     fuse_activations,
     fuse_attention,
+    fuse_chains,
     fuse_gates,
     fuse_norms,
     fuse_sums,
@@ -76,6 +78,30 @@ def test_a_decoder_layer_becomes_three_operations_and_a_table():
         (False, 1, True), (True, 2, True), (True, 2, True), (True, 2, True), (True, 2, False)
     ]  # fmt: skip
     assert chains[2].before is not None and chains[2].before.gate == "silu"
+
+
+def test_what_is_between_two_attentions_becomes_one_operation():
+    net = Network({"default": layer()})
+    x = block(net, block(net, block(net, net.inputs)))
+    graph = fuse_chains(fused(net, net.norm(x, layer())))
+    assert [kind.__name__ for kind in kinds(graph)] == [
+        *("NormChain", "RotaryTable", "HeadsAttend", "ChainPair", "HeadsAttend", "ChainPair"),
+        *("HeadsAttend", "NormChain", "NormChain"),
+    ]
+    pairs = [op for op in graph.operations if isinstance(op, ChainPair)]
+    assert all(pair.first.outputs == pair.second.inputs for pair in pairs)
+    assert pairs[1].inputs[1] is pairs[0].outputs[1]
+
+
+def test_what_is_read_between_two_attentions_is_made_apart():
+    for is_read in (False, True):
+        net = Network({"default": layer()})
+        inner = net.linear(net.norm(net.inputs + net.linear(net.inputs, layer()), layer()), layer())
+        first = net.operations[1].outputs[0]
+        x = first + net.linear(net.gated(inner, "silu"), layer())
+        result = net.linear(net.norm(x, layer()), layer())
+        graph = fuse_chains(fused(net, net.call(max, x, result, inner) if is_read else net.call(max, x, result)))
+        assert (ChainPair in kinds(graph)) != is_read
 
 
 def test_gates_are_included_by_the_layer_before_them_if_nothing_else_reads_it():

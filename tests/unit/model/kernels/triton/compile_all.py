@@ -69,9 +69,9 @@ def check_dependent(kernel: JITFunction, text: str) -> None:
 
 
 def check_tma(kernel, text: str) -> None:
-    """Tiles come by the copy engine, the tensor cores read them from shared memory, and they fit into it."""
-    if "cp.async.bulk.tensor" not in text or "wgmma.mma_async" not in text:
-        raise SystemExit("a tile is not fetched by TMA and multiplied by the tensor cores from there")
+    """Tiles come by the copy engine, the tensor cores multiply them, and they fit into shared memory."""
+    if "cp.async.bulk.tensor" not in text or not ("wgmma.mma_async" in text or "mma.sync" in text):
+        raise SystemExit("a tile is not fetched by TMA and multiplied by the tensor cores")
     if kernel.metadata.shared > 227 << 10:
         raise SystemExit(f"{kernel.metadata.shared} bytes of shared memory")
 
@@ -94,6 +94,7 @@ from pagemill.model.kernels import packed  # noqa: E402
 from pagemill.model.kernels.kv_target import KVTarget  # noqa: E402
 from pagemill.model.kernels.moe import SILU, ExpertForm  # noqa: E402
 from pagemill.model.kernels.packed_experts import PackedExperts  # noqa: E402
+from pagemill.model.kernels.packed_layer import LayerWeights  # noqa: E402
 from pagemill.model.kernels.routing import Routing  # noqa: E402
 from pagemill.model.kernels.triton import (  # noqa: E402  # noqa: E402
     batching,
@@ -105,6 +106,7 @@ from pagemill.model.kernels.triton import (  # noqa: E402  # noqa: E402
     moe,
     moe_choices,
     moe_packed,
+    packed_layer,
 )
 from pagemill.model.kernels.triton import packed as packed_kernels  # noqa: E402
 from pagemill.model.kernels.triton.fp8_quantize import quantize  # noqa: E402
@@ -190,6 +192,18 @@ def integers() -> None:
         packed_kernels.linear(x, halves)
         packed_gemv(x[:1], halves, PackedChoice(1, 4, 4, 1, slices=4))
     packed_kernels.floats(halves, torch.bfloat16)
+
+
+def layers() -> None:
+    for inner, rows in ((12288, 1), (14336, 8), (4096, 3)):
+        weights = []
+        for outputs, inputs in ((4096, 4096), (2 * inner, 4096), (4096, inner), (6144, 4096)):
+            words = torch.empty(outputs // 64, inputs // 128, 64, 32, dtype=torch.int16, device="meta")
+            limits = torch.empty(inputs // 128, outputs, device="meta")
+            weights.append(packed.Packed(words, limits, None, outputs, inputs, 4, 128))
+        made = LayerWeights(*weights, half(4096), half(4096), (1e-6, 1e-6))
+        prepared = packed_layer.prepare(made)
+        packed_layer.packed_layer(half(rows, 6144), half(rows, 4096), half(rows, 4096), prepared)
 
 
 def attention_inputs() -> None:
@@ -300,6 +314,7 @@ PARTS = {
         linears,
         one_sum,
         integers,
+        layers,
         attention_inputs,
         experts,
         packed_experts,
