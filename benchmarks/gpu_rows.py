@@ -78,6 +78,7 @@ LONG = Setup("qwen3-8b-long", "qwen3-8b", {"max_model_len": 20_480})
 FP8 = Setup("qwen3-8b-fp8", "qwen3-8b", {"quantization": "fp8"})
 FP8_BLOCKS = Setup("qwen3-8b-fp8-blocks", "qwen3-8b", {"quantization": "fp8_per_block"})
 W4A16 = Setup("qwen3-8b-w4a16", "qwen3-8b-w4a16")
+W4A16_INT8 = Setup("qwen3-8b-w4a16-int8", "qwen3-8b-w4a16", {"quantization": "int8"})
 MOE = Setup("qwen3-30b-a3b", "qwen3-30b-a3b")
 MOE_FP8 = Setup("qwen3-30b-a3b-fp8", "qwen3-30b-a3b", {"quantization": "fp8"})
 EAGER = Setup("qwen3-8b-eager", "qwen3-8b", {"enforce_eager": True})
@@ -175,6 +176,7 @@ ROWS: tuple[Row, ...] = (
     Row("8b-fp8-blocks-batch1", FP8_BLOCKS, "single", _decode(least=348)),
     Row("8b-fp8-blocks-256", FP8_BLOCKS, "many_256", (Goal("output_tokens_per_s", TOKENS, least=13_546),)),
     Row("8b-w4a16-batch1", W4A16, "single", _decode(least=476)),
+    Row("8b-w4a16-int8-batch1", W4A16_INT8, "single", _decode(least=476)),
     Row("8b-w4a16-busy-1", W4A16, "busy_1", (Goal("busy_share", ""), Goal("step_ms", "ms"))),
     Row("8b-w4a16-256", W4A16, "many_256", (Goal("output_tokens_per_s", TOKENS, least=9_230),)),
     Row("30b-batch1", MOE, "single", _decode(ratio=1.25, recorded=244)),

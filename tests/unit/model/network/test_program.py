@@ -2,17 +2,26 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pagemill.catalog.models import MODELS
 from pagemill.model.kernels.native import library
+from pagemill.model.kernels.packed import pack, reference_linear
+from pagemill.model.kernels.packed_layer import LayerWeights
+from pagemill.model.kernels.reference import rms_norm
 from pagemill.model.network import program
+from pagemill.model.network.operations import Network
+from pagemill.model.network.program import Program
+from pagemill.model.quantization.device import GroupedWeight
 from tests.fakes.compressed_checkpoint import edit_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.toy_models import STYLES
+from tests.unit.model.kernels.packed_cases import made
 
 pytestmark = pytest.mark.cases(one_in=4)
 
@@ -77,9 +86,64 @@ def test_fusions_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """Every operation can also be computed by itself."""
     path = make_checkpoint(tmp_path, architecture)
     fused = PagedModel.load(path).logits(TOKENS, 7)
-    for name in ("fuse_gates", "fuse_attention", "fuse_sums", "fuse_norms"):
+    for name in ("fuse_gates", "fuse_attention", "fuse_sums", "fuse_norms", "fuse_chains"):
         monkeypatch.setattr(program, name, lambda graph: graph)
     torch.testing.assert_close(PagedModel.load(path).logits(TOKENS, 7), fused, rtol=1e-4, atol=1e-4)
+
+
+def linear_of(outputs: int, inputs: int, gate: str | None = None, bias: torch.Tensor | None = None) -> Any:
+    """A layer of packed integers, as far as programs look."""
+    values, scales, zeros = made(outputs, inputs, 32, 4, False)
+    weight = GroupedWeight(pack(values, scales, zeros, 32, 4), torch.float32, gate)
+    return SimpleNamespace(weight=weight, gate=gate, own_bias=bias, num_columns=inputs, sums_over=None, name="")
+
+
+def norm_of(eps: float) -> Any:
+    weight = torch.rand(64, generator=torch.Generator().manual_seed(1)) + 0.5
+    return SimpleNamespace(weight=weight, eps=eps, centers=False)
+
+
+class Recorded:
+    """A kernel of several layers, by plain torch."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.weights = weights
+        self.rows: list[int] = []
+
+    def takes(self, x: torch.Tensor) -> bool:
+        return len(x) <= 2
+
+    def run(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.rows.append(len(attended))
+        o, gate_up, down, qkv = self.weights.linears
+        first = residual + reference_linear(attended, o)
+        inner = reference_linear(rms_norm(first, self.weights.norm1, self.weights.eps[0]), gate_up, None, "silu")
+        total = first + reference_linear(inner, down)
+        return reference_linear(rms_norm(total, self.weights.norm2, self.weights.eps[1]), qkv), total
+
+
+@pytest.mark.usefixtures("plain_kernels")
+@pytest.mark.parametrize("biased", [False, True])
+def test_few_rows_run_by_a_kernel_of_several_layers(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
+    net = Network({})
+    bias = torch.ones(64) if biased else None
+    first = net.inputs + net.linear(net.inputs, linear_of(64, 64, bias=bias))
+    inner = net.linear(net.norm(first, norm_of(1e-6)), linear_of(256, 64, "silu"))
+    x = first + net.linear(net.gated(inner, "silu"), linear_of(64, 128))
+    net.result = net.linear(net.norm(x, norm_of(1e-3)), linear_of(96, 64))
+    kernels: list[Recorded] = []
+
+    def between(weights: LayerWeights) -> Recorded:
+        kernels.append(Recorded(weights))
+        return kernels[-1]
+
+    plain = Program(net)
+    monkeypatch.setattr(program, "between", between)
+    fused = Program(net)
+    for num_rows in (1, 2, 3):
+        inputs = torch.randn(num_rows, 64)
+        torch.testing.assert_close(fused.run(inputs.clone()), plain.run(inputs.clone()), rtol=1e-4, atol=1e-4)
+    assert [kernel.rows for kernel in kernels] == ([] if biased else [[1, 2]])
 
 
 def test_a_model_without_weights_says_so(checkpoint: Path) -> None:
