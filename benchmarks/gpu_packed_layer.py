@@ -28,13 +28,18 @@ from pagemill.model.kernels.triton.together import compile_together
 HIDDEN, INNER, MIXED, QKV, GROUP, LAYERS = 4096, 12288, 4096, 6144, 128, 36
 EPS = 1e-6
 CONFIGS: tuple[dict[str, Any], ...] = (
+    {"ahead": 0},
+    {"ahead": 4},
     {},
-    {"stages": 3},
-    {"stages": 5},
-    {"stages": 6},
-    {"num_warps": 16},
-    {"cooperative": True},
+    {"ahead": 8},
+    {"ahead": 0, "stages": 3},
+    {"ahead": 0, "stages": 5},
+    {"ahead": 0, "stages": 6},
+    {"ahead": 0, "num_warps": 16},
+    {"ahead": 0, "cooperative": True},
 )
+PAUSE = 20_000
+"""Clock ticks between layers, as attention would take them."""
 POLLS = 1 << 17
 """Less patience than the engine has: some 0.1 s."""
 
@@ -102,13 +107,16 @@ class Bench:
         if options is None:
             return today(attended, residual, self.layers[number])
         qkv = torch.empty(self.rows, QKV, dtype=torch.bfloat16, device="cuda")
-        packed_layer(qkv, attended, residual, self.prepared[number], polls=POLLS, **options)
+        following = self.layers[(number + 1) % LAYERS]
+        packed_layer(qkv, attended, residual, self.prepared[number], following=following, polls=POLLS, **options)
         return qkv
 
-    def chain(self, options: dict[str, Any] | None) -> tuple[Tensor, Tensor]:
+    def chain(self, options: dict[str, Any] | None, pause: bool = False) -> tuple[Tensor, Tensor]:
         """All layers, with a part of qkv for what attention would give."""
         attended, residual = self.attended, self.residual.clone()
         for number in range(LAYERS):
+            if pause:
+                torch.cuda._sleep(PAUSE)
             qkv = self.layer(number, options, attended, residual)
             attended = qkv.view(-1)[: self.rows * MIXED].view(self.rows, MIXED)
         return qkv, residual
@@ -132,8 +140,11 @@ class Bench:
             chained, found, again = self.chain(None), self.chain(options), self.chain(options)
             same = all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
             far = ", ".join(f"{off(one, other):.4f}" for one, other in zip(found, chained, strict=True))
-            us = time_us([partial(self.chain, options)], replays=15) / LAYERS
-            print(f"{line} {us:>7.2f} us a layer, all off from today's by {far}, repeats: {same}", flush=True)
+            us, slow = (time_us([partial(self.chain, options, pause)], replays=15) / LAYERS for pause in (False, True))
+            print(
+                f"{line} {us:>7.2f} us a layer, {slow:.2f} with pauses, all off from today's by {far}, repeats: {same}",
+                flush=True,
+            )
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
-from pagemill.model.kernels.packed_layer import LayerWeights, PackedLayer, between
+from pagemill.model.kernels.packed_layer import LayerWeights, between
 from pagemill.model.kernels.rows import rows_at
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import LayerNorm, RMSNorm
@@ -209,7 +209,9 @@ def _chain_pair(op: ChainPair) -> Function:
     """One after the other, but for few rows where a kernel does both."""
     first = _norm_chain(op.first)
     second = _norm_chain(op.second)
-    together = _together(op)
+    weights = _weights_between(op)
+    following = None if op.following is None else _weights_between(op.following)
+    together = None if weights is None else between(weights, following)
 
     def run(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         if together is not None and together.takes(x):
@@ -221,8 +223,8 @@ def _chain_pair(op: ChainPair) -> Function:
     return run
 
 
-def _together(op: ChainPair) -> PackedLayer | None:
-    """What is between two attentions: o, gate and up, down, qkv."""
+def _weights_between(op: ChainPair) -> LayerWeights | None:
+    """What is between two attentions: o, gate and up, down, qkv; None where it is anything else."""
     parts = op.first.before, op.first.after, op.second.before, op.second.after
     layers = [part.layer for part in parts if part is not None]
     weights = [weight_of(layer) for layer in layers]
@@ -234,7 +236,7 @@ def _together(op: ChainPair) -> PackedLayer | None:
         return None
     (norm1, eps1), (norm2, eps2) = _norm_of(op.first.layer), _norm_of(op.second.layer)
     o, gate_up, down, qkv = packed
-    return between(LayerWeights(o, gate_up, down, qkv, norm1, norm2, (eps1, eps2)))
+    return LayerWeights(o, gate_up, down, qkv, norm1, norm2, (eps1, eps2))
 
 
 def _with(residual: Tensor | None, result: Tensor) -> Tensor | tuple[Tensor, Tensor]:
