@@ -172,6 +172,12 @@ class GgufFamily:
             yield Piece(f"{layer}{self.stacks[stem].format(index)}.{kind}", (one,))
 
 
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a tensor is of; None: it is of none."""
+    number, _ = _place(name)
+    return None if number is None else int(number)
+
+
 def _place(name: str) -> tuple[str | None, str]:
     """(number of the layer, the rest of a tensor's name); None: it is of no layer."""
     prefix, _, rest = name.partition(".")

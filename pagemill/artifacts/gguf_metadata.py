@@ -8,7 +8,7 @@ import numpy as np
 
 from pagemill.artifacts.config_fields import check_fields
 from pagemill.artifacts.gguf_families import family_of
-from pagemill.artifacts.gguf_family import GgufFamily
+from pagemill.artifacts.gguf_family import GgufFamily, layer_of
 from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
@@ -117,6 +117,11 @@ def _shape(file: GgufFile, keys: GgufKeys, arch: str, family: GgufFamily) -> dic
             f"do not fit token_embd.weight of shape {embedding.shape}"
         )
 
+    num_blocks = keys.integer(f"{arch}.block_count")
+    beyond = next((name for name in file.tensors if (layer_of(name) or 0) >= max(num_blocks, 1)), None)
+    if beyond is not None:
+        raise ModelError(f"{file.path}: {arch}.block_count={num_blocks}, and there is a tensor {beyond[:80]}")
+
     def size(name: str, default: int | None = None) -> int:
         return (keys.largest if name in family.varies else keys.integer)(f"{arch}.{name}", default)
 
@@ -124,7 +129,7 @@ def _shape(file: GgufFile, keys: GgufKeys, arch: str, family: GgufFamily) -> dic
     return {
         "hidden_size": hidden_size,
         "intermediate_size": size("feed_forward_length", 0 if family.mixes else None) or None,
-        "num_hidden_layers": keys.integer(f"{arch}.block_count") - keys.integer(f"{arch}.nextn_predict_layers", 0),
+        "num_hidden_layers": num_blocks - keys.integer(f"{arch}.nextn_predict_layers", 0),
         "num_attention_heads": num_heads,
         "num_key_value_heads": size("attention.head_count_kv", num_heads),
         "head_dim": _head_size(file, keys, arch, family, hidden_size // num_heads),

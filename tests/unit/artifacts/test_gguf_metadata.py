@@ -280,3 +280,9 @@ def test_how_vectors_are_made_is_as_the_file_says(tmp_path):
     assert read(gguf.PoolingType.CLS) is PoolingType.CLS
     with pytest.raises(ModelError, match=r"qwen3\.pooling_type=4 is not supported; supported: 0 \(none\), 1 \(mean\)"):
         read(gguf.PoolingType.RANK)
+
+
+def test_tensors_of_more_layers_than_there_are(tmp_path):
+    tensors = {"blk.2.attn_norm.weight": np.ones(HIDDEN, np.float32)}
+    with pytest.raises(ModelError, match=r"llama\.block_count=2, and there is a tensor blk\.2\.attn_norm\.weight"):
+        hf_config(read_gguf(write_gguf(tmp_path / "m.gguf", tensors=tensors)))
