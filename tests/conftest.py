@@ -21,6 +21,7 @@ for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which a ma
 
 NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a CUDA device"}
 FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
+gc.disable()  # until all tests are collected: modules and tests are no garbage, and each pass looks at all of them
 NEVER_SKIPPED_IN_CI = ("browser", "model")
 
 
@@ -55,6 +56,12 @@ def pytest_collection_finish() -> None:
     unless a test uses `freezing`."""
     FREEZE()
     gc.freeze = gc.unfreeze = lambda: None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Also where pytest-xdist's workers collect, and nothing is collected here."""
+    gc.enable()
 
 
 @pytest.fixture

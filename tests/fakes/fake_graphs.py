@@ -53,6 +53,7 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor, before in reversed(self._undo):
             tensor.copy_(before)
         self._undo.clear()
+        self._ops = [op for op in self._ops if not _only_views(op[0], op[1], op[3])]
 
     def abort(self) -> None:
         self._leave()
@@ -63,9 +64,13 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         assert FakeGraph.open is None, "no replay while something is recorded"
         self.num_replays += 1
         for func, args, kwargs, result in self._ops:
-            for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+            found = func(*args, **kwargs)
+            if isinstance(result, Tensor):
+                _bring(result, found)
+                continue
+            for old, new in zip(pytree.tree_leaves(result), pytree.tree_leaves(found), strict=True):
+                if isinstance(old, Tensor):
+                    _bring(old, new)
 
     def _leave(self) -> None:
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -90,6 +95,21 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self._ops.append((func, args, kwargs, result))
         return result
+
+
+def _only_views(func: Any, args: tuple[object, ...], result: object) -> bool:
+    """Whether all that an operation did is to give memory of an argument another shape: nothing is computed by it."""
+    schema = func._schema
+    if not isinstance(result, Tensor) or any(argument.is_write for argument in schema.arguments):
+        return False
+    memory = result.untyped_storage().data_ptr()
+    return any(isinstance(given, Tensor) and given.untyped_storage().data_ptr() == memory for given in args)
+
+
+def _bring(old: Tensor, new: Tensor) -> None:
+    """A result to where it was recorded."""
+    if old.data_ptr() != new.data_ptr():
+        old.copy_(new)
 
 
 def _spoil(tensor: Tensor) -> None:
