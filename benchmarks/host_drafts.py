@@ -120,7 +120,7 @@ def measure(core: EngineCore, clock: Clock, batch: int, num_steps: int, profile:
     gc.freeze()
     clock.between.clear()
     if profile:
-        clock.recorder = cProfile.Profile(time.thread_time_ns, 1e-6)
+        clock.recorder = cProfile.Profile(time.thread_time_ns, 1e-9)
     steps = []
     tokens = 0
     for _ in range(num_steps):

@@ -64,6 +64,7 @@ class Library:
     decode_choose: Callable[..., int]
     ngrams_extend: Callable[..., None]
     ngrams_find: Callable[..., int]
+    ngrams_follow: Callable[..., None]
     trie_rehash: Callable[..., None]
     trie_extend: Callable[..., int]
     trie_propose: Callable[..., int]
@@ -142,6 +143,7 @@ def _load(path: Path) -> Library:
         ),
         ngrams_extend=function(holding, "pm_ngrams_extend", None, _POINTER, _INT, _INT),
         ngrams_find=function(holding, "pm_ngrams_find", _INT, _POINTER, _INT, _INT),
+        ngrams_follow=function(holding, "pm_ngrams_follow", None, _POINTER, _INT, *[_POINTER] * 4),
         trie_rehash=function(holding, "pm_trie_rehash", None, _POINTER),
         trie_extend=function(holding, "pm_trie_extend", _INT, _POINTER, _INT, _INT),
         trie_propose=function(

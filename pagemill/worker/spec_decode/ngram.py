@@ -9,10 +9,12 @@ from pagemill.errors import ConfigError
 from pagemill.messages.step import Int32Array, NewRequest
 from pagemill.worker.spec_decode.index_reference import PythonNgramIndex
 from pagemill.worker.spec_decode.interface import Proposer, ProposerContext
-from pagemill.worker.spec_decode.token_index import NgramIndex, ngram_index
+from pagemill.worker.spec_decode.token_index import NgramIndex, follow_all, ngram_index
 
 REMEMBERED = 16
 """Tokens after which it is forgotten what a text copied, where it was not found again."""
+FEW = 8
+"""Slots for which arrays are slower than one after the other."""
 LONGEST = 32
 """Tokens that may be looked for: each length takes 8 to 16 bytes for each token of a text."""
 
@@ -60,16 +62,16 @@ class NgramProposer(Proposer):
 
     def propose(self, slots: Int32Array) -> Sequence[Int32Array]:
         """What followed, of each slot."""
+        rows = slots.tolist()
+        counts: list[int] = self._states.num_tokens[slots].tolist()
+        if len(rows) > FEW:
+            return self._propose_many(slots, rows, counts)
         token_ids = self._states.token_ids
         found: list[Int32Array] = []
-        for slot, count in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), strict=True):
-            index = self._indexes[slot]
-            if index is None:
-                index = self._indexes[slot] = ngram_index(self._shortest, self._longest)
-                index.restart(token_ids[slot])
+        for slot, count in zip(rows, counts, strict=True):
+            index = self._indexes[slot] or self._begin_index(slot)
             index.extend(count)
-            distance, found_at = self._copies[slot]
-            start = index.find(count - distance if distance and count - found_at <= REMEMBERED else 0)
+            start = index.find(self._copied(slot, count))
             if not start:
                 found.append(token_ids[slot, :0])
                 continue
@@ -79,3 +81,28 @@ class NgramProposer(Proposer):
             else:  # a text that repeats its last tokens is taken to go on with that
                 found.append(token_ids[slot, start + self._places % (count - start)])
         return found
+
+    def _propose_many(self, slots: Int32Array, rows: list[int], counts: list[int]) -> Sequence[Int32Array]:
+        """The same by arrays."""
+        indexes = [self._indexes[slot] or self._begin_index(slot) for slot in rows]
+        copied = [self._copied(slot, count) for slot, count in zip(rows, counts, strict=True)]
+        starts = follow_all(indexes, counts, copied)
+        for slot, count, start in zip(rows, counts, starts, strict=True):
+            if start:
+                self._copies[slot] = (count - start, count)
+        begins = np.array(starts)
+        places = begins[:, None] + self._places % (np.array(counts) - begins)[:, None]
+        guesses = self._states.token_ids[slots[:, None], places]
+        nothing = slots[:0]
+        return [guess if start else nothing for guess, start in zip(guesses, starts, strict=True)]
+
+    def _begin_index(self, slot: int) -> NgramIndex | PythonNgramIndex:
+        """Of a slot that has none; nothing is in it yet."""
+        index = self._indexes[slot] = ngram_index(self._shortest, self._longest)
+        index.restart(self._states.token_ids[slot])
+        return index
+
+    def _copied(self, slot: int, count: int) -> int:
+        """Where a slot of so many tokens would go on with what it copied before; 0: nowhere."""
+        distance, found_at = self._copies[slot]
+        return count - distance if distance and count - found_at <= REMEMBERED else 0

@@ -7,6 +7,7 @@ on their length. Both know tokens, neither slots nor requests.
 
 import ctypes
 import secrets
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,7 +28,8 @@ class NgramIndex:
     def __init__(self, shortest: int, longest: int) -> None:
         self._library = loaded_library()
         self._struct = NgramsStruct(shortest=shortest, longest=longest, seed=secrets.randbits(63))
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
+        """Of what compiled code knows it by."""
         self._num_lengths = longest - shortest + 1
         self._room = 0
         self._count = 0
@@ -48,12 +50,7 @@ class NgramIndex:
 
     def extend(self, count: int) -> None:
         """The text has `count` tokens, and has those that it had."""
-        begin = self._count
-        if count > self._room:
-            self._grow(count)
-            begin = 0
-        self._library.ngrams_extend(self._address, begin, count)
-        self._count = count
+        self._library.ngrams_extend(self.address, self.advance(count), count)
 
     def find(self, copied: int = 0) -> int:
         """Where the tokens go on that followed the longest of the last tokens when they were seen last; 0: never.
@@ -62,7 +59,16 @@ class NgramIndex:
         did not. That counts where more of the tokens before it are the last ones; and where these were never seen
         together, a place near it that follows the same token, or itself, where few of the tokens before it differ.
         """
-        return self._library.ngrams_find(self._address, self._count, copied)
+        return self._library.ngrams_find(self.address, self._count, copied)
+
+    def advance(self, count: int) -> int:
+        """The text is to have `count` tokens; from which one on the caller must put them in."""
+        begin = self._count
+        if count > self._room:
+            self._grow(count)
+            begin = 0
+        self._count = count
+        return begin
 
     def _grow(self, count: int) -> None:
         bits = max(_FEWEST, 2 * count - 1).bit_length() + 1
@@ -168,6 +174,24 @@ class TokenTrie:
 def ngram_index(shortest: int, longest: int) -> NgramIndex | PythonNgramIndex:
     """The compiled one where there is one."""
     return PythonNgramIndex(shortest, longest) if library() is None else NgramIndex(shortest, longest)
+
+
+def follow_all(
+    indexes: Sequence[NgramIndex | PythonNgramIndex], counts: Sequence[int], copied: Sequence[int]
+) -> list[int]:
+    """`extend` and `find` of each of [L] indexes; in one call where all are compiled."""
+    compiled = [index for index in indexes if isinstance(index, NgramIndex)]
+    if len(compiled) < len(indexes):
+        for index, count in zip(indexes, counts, strict=True):
+            index.extend(count)
+        return [index.find(place) for index, place in zip(indexes, copied, strict=True)]
+    begins = [index.advance(count) for index, count in zip(compiled, counts, strict=True)]
+    addresses = np.array([index.address for index in compiled], np.int64)
+    arrays = np.array((begins, counts, copied, begins), np.int32)
+    places = [arrays.ctypes.data + row * arrays.strides[0] for row in range(len(arrays))]
+    loaded_library().ngrams_follow(addresses.ctypes.data, len(compiled), *places)
+    found: list[int] = arrays[-1].tolist()
+    return found
 
 
 def token_trie(max_depth: int, max_nodes: int) -> TokenTrie | PythonTokenTrie:

@@ -171,6 +171,14 @@ int64_t pm_ngrams_find(const PmNgrams* table, int64_t count, int64_t copied) {
   return copied ? resume(table->text, count, copied) : 0;
 }
 
+void pm_ngrams_follow(const PmNgrams* const* tables, int64_t count, const int32_t* begins, const int32_t* ends,
+                      const int32_t* copied, int32_t* found) {
+  for (int64_t i = 0; i < count; ++i) {
+    pm_ngrams_extend(tables[i], begins[i], ends[i]);
+    found[i] = static_cast<int32_t>(pm_ngrams_find(tables[i], ends[i], copied[i]));
+  }
+}
+
 void pm_trie_rehash(const PmTrie* trie) {
   for (int64_t i = 0; i < trie->num_nodes; ++i) {
     const PmTrieNode& node = trie->nodes[i];

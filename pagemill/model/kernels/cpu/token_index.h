@@ -46,6 +46,10 @@ PM_EXPORT void pm_ngrams_extend(const PmNgrams* table, int64_t begin, int64_t en
 // That counts where more tokens before it are the last ones, and where these were never seen together: a place near it
 // then, behind the same last token, or itself, where it differs in a few tokens only.
 PM_EXPORT int64_t pm_ngrams_find(const PmNgrams* table, int64_t count, int64_t copied);
+// Both for each of `count` texts: the grams that end in [begins, ends), and then in `found` what pm_ngrams_find says of
+// text[:ends].
+PM_EXPORT void pm_ngrams_follow(const PmNgrams* const* tables, int64_t count, const int32_t* begins,
+                                const int32_t* ends, const int32_t* copied, int32_t* found);
 // Finds the nodes by an empty table again, after it grew. Roots, which have no parent, are in none.
 PM_EXPORT void pm_trie_rehash(const PmTrie* trie);
 // Adds tokens up to text[:count]; how many are in, which is less where there is no node left.

@@ -131,3 +131,21 @@ def test_another_request_and_other_tokens_begin_anew():
 def test_lengths_that_cannot_be_looked_for_are_refused(least, most):
     with pytest.raises(ConfigError, match="1 <= prompt_lookup_min <= prompt_lookup_max <= 32"):
         proposer_of(RequestStates(1, 8), prompt_lookup_min=least, prompt_lookup_max=most)
+
+
+def test_many_slots_propose_what_each_does_alone():
+    rng = np.random.default_rng(0)
+    num_slots = 3 * ngram.FEW
+    together, alone = RequestStates(num_slots, 64), RequestStates(num_slots, 64)
+    both, each = proposer_of(together, 5), proposer_of(alone, 5)
+    texts = [rng.integers(0, 4, 60).tolist() if slot else list(range(60)) for slot in range(num_slots)]
+    slots = rng.permutation(num_slots).astype(np.int32)
+    for _ in range(8):
+        for slot in range(num_slots):
+            count = min(int(together.num_tokens[slot]) + int(rng.integers(1, 8)), 60)
+            fill(together, slot, texts[slot][:count])
+            fill(alone, slot, texts[slot][:count])
+        found = both.propose(slots)
+        expected = [each.propose(slots[row : row + 1])[0] for row in range(num_slots)]
+        assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
+    assert any(map(len, found)) and not all(map(len, found))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemill.worker.spec_decode.index_reference import PythonNgramIndex, PythonTokenTrie
-from pagemill.worker.spec_decode.token_index import NgramIndex, TokenTrie, ngram_index, token_trie
+from pagemill.worker.spec_decode.token_index import NgramIndex, TokenTrie, follow_all, ngram_index, token_trie
 from tests.examples import examples
 
 TOKENS = st.one_of(
@@ -64,6 +64,28 @@ def test_both_kinds_follow_the_same_copy(tokens, data):
         found.append(index.find(copied))
     assert found[0] == found[1]
     assert 0 <= found[0] < len(tokens)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(tokens=st.lists(TOKENS, max_size=4), parts=PARTS, data=st.data())
+def test_several_are_asked_together(tokens, parts, data):
+    """Compiled ones, others, and both."""
+    texts = [np.array([*text, 7], np.int32) for text in tokens] * 3
+    alone, *groups = ([kind(1, 3) for _ in texts] for kind in (NgramIndex, NgramIndex, PythonNgramIndex))
+    groups.append([(NgramIndex, PythonNgramIndex)[place % 2](1, 3) for place in range(len(texts))])
+    for indexes in (alone, *groups):
+        for index, text in zip(indexes, texts, strict=True):
+            index.restart(text)
+    for count in steps(range(60), parts):
+        counts = [min(count, len(text) - 1) for text in texts]
+        copied = [data.draw(st.integers(0, max(count - 1, 0))) for count in counts]
+        expected = []
+        for index, known, place in zip(alone, counts, copied, strict=True):
+            index.extend(known)
+            expected.append(index.find(place))
+        for indexes in groups:
+            assert follow_all(indexes, counts, copied) == expected
+            assert [index.num_tokens for index in indexes] == counts
 
 
 def occurrences(tokens, string):
