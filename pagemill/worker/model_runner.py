@@ -152,7 +152,8 @@ class ModelRunner:
             return
         self._stage.settle(step.slots)
         batch = build_batch(step, self._states, None if self._drafts is None else num_tokens)
-        guessed = None if self._drafts is None else self._drafts.guessed_rows(batch)
+        guesses = None if self._drafts is None else self._drafts.guessed
+        guessed = None if guesses is None else guesses.rows(batch)
         if guessed is not None:
             batch = replace(batch, guessed=guessed)
         self._forward.run(batch)

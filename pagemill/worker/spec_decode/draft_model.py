@@ -1,11 +1,12 @@
 """`DraftModelProposer`: a smaller model of the same vocabulary guesses the most likely tokens, one after another.
 
-What it keeps of a token lies in the same blocks as what the model keeps of it. It computes every token that the model
-has computed by the end of the same step, so that its part of a block is good wherever the model's is: in blocks that
+What it keeps of a token lies in the same blocks as what the model keeps of it. Of each full block it has computed what
+the model has by the end of the same step, so that its part of the block is good wherever the model's is: in blocks that
 are shared, and after a request was preempted. Tokens that it guessed and that turn out to be right it need not compute
 again.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,6 +48,8 @@ class DraftModelProposer(Proposer):
         """[S] first tokens of a slot that are computed, those included that were guessed and may be others now."""
         self._row = np.full(num_slots, NO_ROW, np.int32)
         """[S] the row of `_hidden` after a slot's last token; -1 where that is not computed."""
+        self._shared = math.gcd(*(table.block_size for table in context.network.tables.groups))
+        """Tokens after which a block of some group may be full."""
         self._hidden: Tensor | None = None
         """[L, E]."""
         self._guess = np.full(num_slots, NO_TOKEN, np.int32)
@@ -68,7 +71,8 @@ class DraftModelProposer(Proposer):
         self._guess[slot] = NO_TOKEN
 
     def follow(self, slots: Int32Array) -> None:
-        """Compute what the model has computed of the slots, and the last token of those that have sampled."""
+        """Compute what the model has computed of the slots, and the last token of those that have sampled. On hosts,
+        what nobody asks for waits until somebody does, or until a block is full, which others may share."""
         states = self._states
         self._row[slots] = NO_ROW
         self._guess[slots] = NO_TOKEN
@@ -77,6 +81,9 @@ class DraftModelProposer(Proposer):
         ends = np.minimum(np.where(known - computed == 1, known, computed), rooms(self._network, slots))
         # What comes after the tokens that the model has computed was guessed, and may be something else now.
         starts = np.minimum(self._computed[slots], computed)
+        if not self.is_asked and self._steps is None and (starts // self._shared == computed // self._shared).all():
+            self._computed[slots] = starts
+            return
         self._computed[slots] = np.maximum(starts, ends)
         runs = ends > starts
         if not runs.any():

@@ -174,7 +174,7 @@ class SlotDrafts:
         self._state_layers = state_layers
         self._steps = steps
         self._said_invalid = False
-        self._guessed: GuessedDrafts | None = None
+        self.guessed: GuessedDrafts | None = None
         """Those that may not be on the host yet."""
         self._counts = np.zeros(len(states.num_tokens), np.int32)
         """[S] drafts of each slot."""
@@ -307,13 +307,9 @@ class SlotDrafts:
 
     def know(self) -> None:
         """Wait for drafts that a device has guessed: the slots have them from now on."""
-        if self._guessed is not None:
-            self._guessed.result()
-            self._guessed = None
-
-    def guessed_rows(self, batch: InputBatch) -> Int32Array | None:
-        """`InputBatch.guessed` of a batch."""
-        return None if self._guessed is None else self._guessed.rows(batch)
+        if self.guessed is not None:
+            self.guessed.result()
+            self.guessed = None
 
     def propose(self, slots: Int32Array, computed: Int32Array | None = None) -> Drafts | None:
         """Drafts of [L] slots that have sampled, in place of those they had; None where there are none. `computed`: [R]
@@ -324,8 +320,10 @@ class SlotDrafts:
     def propose_early(self, slots: Int32Array, computed: Int32Array | None = None) -> FoundDrafts | None:
         """As `propose`, but for the message, which nobody needs before the next step."""
         with self.clock if self._proposer.computes else nullcontext():
+            asks = self._asks(slots)
+            self._proposer.is_asked = asks
             self._proposer.follow(slots if computed is None else computed)
-            return self._propose(slots)
+            return self._propose(slots) if asks else None
 
     def take_guesses(self, slots: Int32Array, guessed: Pending[Int32Array]) -> Pending[Drafts | None]:
         """As `propose`, where a device guesses behind the step: [L, drafts], -1 from where there is none. Guesses are
@@ -334,7 +332,7 @@ class SlotDrafts:
             self._proposer.went_on(slots)
             most = self._room(slots)
             if self._adaptive is not None and not self._adaptive.keeps_all(slots, most):
-                return self._propose(slots, guessed) or Ready(None)
+                return (self._propose(slots, guessed) if self._asks(slots) else None) or Ready(None)
             counts = most
             if self._adaptive is not None:
                 self._adaptive.due(slots)
@@ -342,8 +340,8 @@ class SlotDrafts:
             self._counts[slots] = counts
             if not counts.any():
                 return Ready(None)
-            self._guessed = GuessedDrafts(self._states, slots, counts, self._max_drafts, guessed)
-            return self._guessed
+            self.guessed = GuessedDrafts(self._states, slots, counts, self._max_drafts, guessed)
+            return self.guessed
 
     def _room(self, slots: Int32Array) -> Int32Array:
         """[L] drafts that slots may have."""
@@ -366,22 +364,22 @@ class SlotDrafts:
         for slot, start, row in zip(slots.tolist(), self._states.num_tokens[slots].tolist(), held, strict=True):
             self._states.token_ids[slot, start : start + row[0]] = row[1 : 1 + row[0]]
 
-    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None = None) -> FoundDrafts | None:
-        states = self._states
+    def _asks(self, slots: Int32Array) -> bool:
+        """Whether drafts of slots that have sampled are wanted, as far as it is known before there are guesses; else
+        they have none. To be called for each step."""
         if self._disabled_from is not None and len(slots) >= self._disabled_from:
             self._counts[slots] = 0
-            return None
-        if self._adaptive is not None and self._adaptive.pauses():
-            return None
+            return False
+        return self._adaptive is None or not self._adaptive.pauses()
+
+    def _propose(self, slots: Int32Array, guessed: Pending[Int32Array] | None = None) -> FoundDrafts | None:
+        states = self._states
         known = states.num_tokens[slots]
         room = self._room(slots)
         found = self._guesses(slots, room) if guessed is None else self._taken(slots, room, guessed.result())
         counts = np.array([len(ids) for ids in found], np.int32)
         if self._adaptive is not None:
             counts = self._adaptive.choose(slots, found)
-            if not counts.any():
-                self._counts[slots] = 0
-                return None
             found = [ids[:count] for ids, count in zip(found, counts.tolist(), strict=True)]
         if not counts.any() or not self._are_tokens(found):
             self._counts[slots] = 0

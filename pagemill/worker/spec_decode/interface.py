@@ -176,6 +176,8 @@ class Proposer(ABC):
 
     computes: ClassVar[bool] = False
     """Whether guesses take a time that counts beside that of a step."""
+    is_asked = True
+    """Whether `propose` may come after `follow`; False: nobody has drafts in the next step."""
     repeats: ClassVar[bool] = False
     """Whether it proposes nothing but tokens of texts: these are all valid."""
 

@@ -7,7 +7,7 @@ from pagemill.model.network.native_plan import NotPlannable
 from pagemill.worker.spec_decode.draft_model import DraftModelProposer
 from pagemill.worker.spec_decode.native_draft import NativeDraft
 from tests.conformance.test_speculation_proposers import SMALL, Run, draft_of
-from tests.fakes.noted_guesses import note_guesses
+from tests.fakes.noted_guesses import guesses_by_text, note_guesses
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.marks import slow
 
@@ -65,3 +65,38 @@ def test_a_model_that_guesses_for_itself_is_right_up_to_the_longest_text(checkpo
     assert drafted.finish == plain.finish
     assert drafted.acceptance > 0.99
     assert drafted.num_steps < 0.5 * plain.num_steps
+
+
+@pytest.mark.parametrize("native", [True, slow(False)])
+def test_what_nobody_asks_for_waits_until_somebody_does_or_a_block_is_full(monkeypatch, tmp_path, checkpoint, native):
+    small = str(make_checkpoint(tmp_path / "small", "LlamaForCausalLM", 10, **SMALL))
+    prompt = [9, 8, 7, 6, 5] * 4
+    params = {"max_tokens": 64, "temperature": 0.7, "seed": 3}
+    follow, waited, computed = DraftModelProposer.follow, [], []
+
+    def noted(self, slots):
+        follow(self, slots)
+        states = self._states
+        behind = states.num_computed[slots] - self._computed[slots]
+        full = states.num_computed[slots] // 16 * 16
+        assert (self._computed[slots] >= full).all()
+        (waited if (behind > 0).any() else computed).append(self.is_asked)
+
+    monkeypatch.setattr(DraftModelProposer, "follow", noted)
+    if not native:
+        monkeypatch.setattr(NativeDraft, "__init__", refuse)
+    plain = Run(checkpoint, prompts={"one": prompt}, params=params, **SETTINGS)
+    found = {}
+    for adaptive in (False, True):
+        seen = guesses_by_text(monkeypatch, DraftModelProposer)
+        waited.clear()
+        run = Run(checkpoint, draft_of(small, adaptive=adaptive), prompts={"one": prompt}, params=params, **SETTINGS)
+        assert run.tokens == plain.tokens
+        found[adaptive] = dict(seen)
+        assert bool(waited) == adaptive
+        assert not any(waited)
+    assert len(waited) > 20
+    both = found[True].keys() & found[False].keys()
+    assert len(both) > 8
+    for text in both:  # where a block ends, there may be room for more of them in one run than in the other
+        assert all(one == other for one, other in zip(found[True][text], found[False][text], strict=False)), text
