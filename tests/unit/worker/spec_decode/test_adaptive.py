@@ -170,7 +170,7 @@ def test_most_of_a_guess_is_left_out_where_its_end_is_never_right():
     assert MOST not in counts
 
 
-@pytest.mark.parametrize("num_slots", [1, 3, 40])
+@pytest.mark.parametrize("num_slots", [1, 3, slow(40)])
 def test_it_is_known_without_their_drafts_when_slots_verify_all_of_them(num_slots):
     simulation = Simulation(num_slots, memory_bound, right=lambda place: place < 2000)
     adaptive, slots = simulation.adaptive, simulation.slots
