@@ -61,11 +61,11 @@ def load_model(
             uploads.guess(tensor for _, tensor in source(whole) if isinstance(tensor, FileTensor))
         # What layers make for themselves, such as rotary tables, is made where it is used.
         with timer.phase("build"), device, _buildable(facts):
-            model = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end)
+            model = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end).eval()
         with timer.phase("weights"):
             shows_progress = config.use_tqdm_on_load and place.rank == 0
             load_weights(model, source, device, uploads=uploads, shows_progress=shows_progress)
-    return model.eval()
+    return model
 
 
 def _reads_all(facts: ModelFacts, config: ModelConfig, groups: ParallelGroups, expert_parallel: bool) -> bool:

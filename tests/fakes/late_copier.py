@@ -49,8 +49,6 @@ class _Event:
 class _Stream:
     thread: threading.Thread
     work: SimpleQueue[Callable[[], object] | None] = field(default_factory=SimpleQueue)
-    held_for: set[int] = field(default_factory=set)
-    """Events of the main stream that were waited for since the last copy."""
 
 
 class LateCopier(Copier):
@@ -65,6 +63,8 @@ class LateCopier(Copier):
         """(target, bytes), as they were enqueued."""
         self.errors: list[str] = []
         self._threads: set[int] = set()
+        self._held: set[int] = set()
+        """Threads that have let a stream wait for the main stream since their last copy."""
         self._events: dict[int, _Event] = {}
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(100)
@@ -145,7 +145,7 @@ class LateCopier(Copier):
             self._wait(found, version)
             return
         if found.on_main:
-            self._streams[stream].held_for.add(event)
+            self._held.add(threading.get_ident())
         self._streams[stream].work.put(lambda: self._wait(found, version))
 
     def _finish(self, event: int) -> None:
@@ -154,8 +154,8 @@ class LateCopier(Copier):
 
     def _copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         assert threading.get_ident() in self._threads, "a thread without the context"
-        assert self._streams[stream].held_for, "a copy that waits for nothing: its target may be in use"
-        self._streams[stream].held_for.clear()
+        assert threading.get_ident() in self._held, "a copy that waits for nothing: its target may be in use"
+        self._held.remove(threading.get_ident())
         self.copies.append((target, num_bytes))
         if not any(begin <= source and source + num_bytes <= begin + size for begin, size in self.pinned.items()):
             kept = ctypes.create_string_buffer(ctypes.string_at(source, num_bytes), num_bytes)

@@ -55,24 +55,32 @@ struct upload {
     int64_t status;
 };
 
-struct pool {
-    struct device device;
-    int64_t buffer_bytes, num_buffers, num_threads;
-    pthread_mutex_t lock;  // never held while the device is called
-    pthread_cond_t more, enqueued;
-    struct upload *first, *last;  // those of which pieces are left to take
-    int closing;
-    pthread_t threads[];
-};
+enum { NUM_STREAMS = 2, MAX_BUFFERS = 8 };
 
-// What a thread has for itself: a stream, and buffers that are used by turns.
+struct pool;
+
+// What a thread has for itself: buffers that are used by turns.
 struct lane {
-    void* stream;
+    struct pool* pool;
+    pthread_t thread;
+    void* stream;  // shared with others: what a device has to send, it sends one after the other
     char* memory;
-    void** sent;  // for each buffer, the event when what it had last will have been sent
+    void* sent[MAX_BUFFERS];  // the event when what a buffer had last will have been sent
     int64_t turn;
     int is_open, is_pinned;
     int64_t status;  // of its opening
+};
+
+struct pool {
+    struct device device;
+    void* streams[NUM_STREAMS];
+    int64_t buffer_bytes, num_buffers, num_lanes;
+    pthread_mutex_t lock;  // never held while the device is called
+    pthread_cond_t more, enqueued;
+    struct upload *first, *last;  // those of which pieces are left to take
+    int is_complete;              // nothing will be added any more
+    int is_closing;               // what is left is not taken
+    struct lane lanes[];
 };
 
 static int64_t failed(int status) { return status ? -(int64_t)status - DEVICE_FAILED : 0; }
@@ -83,14 +91,13 @@ static char* buffers_of(const struct lane* lane) {
     return (char*)(((uintptr_t)lane->memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
 }
 
-static int64_t open_lane(struct pool* pool, struct lane* lane) {
+static int64_t open_lane(struct lane* lane) {
+    struct pool* pool = lane->pool;
     const struct device* device = &pool->device;
     int64_t status = failed(device->set_context(device->context));
-    if (!status) status = failed(device->make_stream(&lane->stream, NON_BLOCKING));
-    lane->sent = calloc(pool->num_buffers, sizeof(void*));
-    for (int64_t i = 0; i < pool->num_buffers && lane->sent && !status; ++i)
+    for (int64_t i = 0; i < pool->num_buffers && !status; ++i)
         status = failed(device->make_event(&lane->sent[i], SLEEPS | NO_TIMING));
-    if (status || !lane->sent) return status ? status : ENOMEM;
+    if (status) return status;
     size_t size = lane_bytes(pool);
     void* memory = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return ENOMEM;
@@ -104,18 +111,13 @@ static int64_t open_lane(struct pool* pool, struct lane* lane) {
     return 0;
 }
 
-// When everything has been sent.
-static void close_lane(struct pool* pool, struct lane* lane) {
-    const struct device* device = &pool->device;
-    for (int64_t i = 0; lane->sent && i < pool->num_buffers; ++i) {
-        if (!lane->sent[i]) continue;
-        device->finish(lane->sent[i]);
-        device->end_event(lane->sent[i]);
-    }
-    if (lane->is_pinned) device->unpin(buffers_of(lane));
+// Give memory back, when everything has been sent. Events stay: who waits for an upload asks for them.
+static void close_lane(struct lane* lane) {
+    struct pool* pool = lane->pool;
+    for (int64_t i = 0; i < pool->num_buffers; ++i)
+        if (lane->sent[i]) pool->device.finish(lane->sent[i]);
+    if (lane->is_pinned) pool->device.unpin(buffers_of(lane));
     if (lane->memory) munmap(lane->memory, lane_bytes(pool) + HUGE_PAGE);
-    if (lane->stream) device->end_stream(lane->stream);
-    free(lane->sent);
 }
 
 static int64_t fill(char* buffer, const struct source* source, int64_t begin, int64_t num_bytes) {
@@ -139,10 +141,10 @@ static int64_t fill(char* buffer, const struct source* source, int64_t begin, in
 }
 
 // Read and enqueue one piece; the event when it will have been sent.
-static int64_t send_piece(struct pool* pool, struct lane* lane, struct upload* upload, int64_t begin, int64_t num_bytes,
-                          void** sent) {
+static int64_t send_piece(struct lane* lane, struct upload* upload, int64_t begin, int64_t num_bytes, void** sent) {
+    const struct pool* pool = lane->pool;
     const struct device* device = &pool->device;
-    if (!lane->is_open) lane->status = open_lane(pool, lane);
+    if (!lane->is_open) lane->status = open_lane(lane);
     lane->is_open = 1;
     if (lane->status) return lane->status;
     int64_t place = lane->turn++ % pool->num_buffers;
@@ -156,12 +158,12 @@ static int64_t send_piece(struct pool* pool, struct lane* lane, struct upload* u
 }
 
 static void* work(void* given) {
-    struct pool* pool = given;
-    struct lane lane = {0};
+    struct lane* lane = given;
+    struct pool* pool = lane->pool;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->first && !pool->closing) pthread_cond_wait(&pool->more, &pool->lock);
-        if (pool->closing) break;
+        while (!pool->first && !pool->is_complete) pthread_cond_wait(&pool->more, &pool->lock);
+        if (!pool->first || pool->is_closing) break;
         struct upload* upload = pool->first;
         int64_t begin = upload->done;
         int64_t left = upload->source.num_bytes - begin;
@@ -172,7 +174,7 @@ static void* work(void* given) {
         void* sent = NULL;
         if (!status) {
             pthread_mutex_unlock(&pool->lock);
-            status = send_piece(pool, &lane, upload, begin, num_bytes, &sent);
+            status = send_piece(lane, upload, begin, num_bytes, &sent);
             pthread_mutex_lock(&pool->lock);
         }
         if (status && !upload->status) upload->status = status;
@@ -180,26 +182,47 @@ static void* work(void* given) {
         if (--upload->num_left == 0) pthread_cond_broadcast(&pool->enqueued);
     }
     pthread_mutex_unlock(&pool->lock);
-    close_lane(pool, &lane);
+    close_lane(lane);
     return NULL;
 }
 
-// NULL where there is no memory, or no thread at all.
-struct pool* pm_pool_open(const struct device* device, int64_t num_threads, int64_t buffer_bytes, int64_t num_buffers) {
-    struct pool* pool = calloc(1, sizeof(struct pool) + num_threads * sizeof(pthread_t));
+static void free_pool(struct pool* pool) {
+    for (int i = 0; i < NUM_STREAMS; ++i)
+        if (pool->streams[i]) pool->device.end_stream(pool->streams[i]);
+    for (int64_t i = 0; i < pool->num_lanes; ++i)
+        for (int64_t j = 0; j < pool->num_buffers; ++j)
+            if (pool->lanes[i].sent[j]) pool->device.end_event(pool->lanes[i].sent[j]);
+    pthread_mutex_destroy(&pool->lock);
+    pthread_cond_destroy(&pool->more);
+    pthread_cond_destroy(&pool->enqueued);
+    free(pool);
+}
+
+// NULL where there is no memory, or no thread at all, or the device fails: *status says so.
+struct pool* pm_pool_open(const struct device* device, int64_t num_threads, int64_t buffer_bytes, int64_t num_buffers,
+                          int64_t* status) {
+    struct pool* pool = calloc(1, sizeof(struct pool) + num_threads * sizeof(struct lane));
+    *status = pool ? 0 : ENOMEM;
     if (!pool) return NULL;
     pool->device = *device;
     pool->buffer_bytes = buffer_bytes;
-    pool->num_buffers = num_buffers;
+    pool->num_buffers = num_buffers < MAX_BUFFERS ? num_buffers : MAX_BUFFERS;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->more, NULL);
     pthread_cond_init(&pool->enqueued, NULL);
-    while (pool->num_threads < num_threads) {
-        if (pthread_create(&pool->threads[pool->num_threads], NULL, work, pool)) break;
-        ++pool->num_threads;
+    for (int i = 0; i < NUM_STREAMS && !*status; ++i)
+        *status = failed(device->make_stream(&pool->streams[i], NON_BLOCKING));
+    while (pool->num_lanes < num_threads && !*status) {
+        struct lane* lane = &pool->lanes[pool->num_lanes];
+        lane->pool = pool;
+        lane->stream = pool->streams[pool->num_lanes % NUM_STREAMS];
+        int refused = pthread_create(&lane->thread, NULL, work, lane);
+        if (refused && !pool->num_lanes) *status = refused;
+        if (refused) break;
+        ++pool->num_lanes;
     }
-    if (pool->num_threads) return pool;
-    free(pool);
+    if (!*status) return pool;
+    free_pool(pool);
     return NULL;
 }
 
@@ -252,16 +275,21 @@ int64_t pm_pool_wait(struct pool* pool, struct upload* upload) {
     return status;
 }
 
+// Nothing will be added any more: threads end when they find nothing left.
+void pm_pool_complete(struct pool* pool) {
+    pthread_mutex_lock(&pool->lock);
+    pool->is_complete = 1;
+    pthread_cond_broadcast(&pool->more);
+    pthread_mutex_unlock(&pool->lock);
+}
+
 // Return when nothing is read and sent any more. `left`: the uploads that nobody has waited for; all is freed.
 void pm_pool_close(struct pool* pool, struct upload** left, int64_t num_left) {
     pthread_mutex_lock(&pool->lock);
-    pool->closing = 1;
+    pool->is_closing = pool->is_complete = 1;
     pthread_cond_broadcast(&pool->more);
     pthread_mutex_unlock(&pool->lock);
-    for (int64_t i = 0; i < pool->num_threads; ++i) pthread_join(pool->threads[i], NULL);
+    for (int64_t i = 0; i < pool->num_lanes; ++i) pthread_join(pool->lanes[i].thread, NULL);
     for (int64_t i = 0; i < num_left; ++i) end(pool, left[i]);
-    pthread_mutex_destroy(&pool->lock);
-    pthread_cond_destroy(&pool->more);
-    pthread_cond_destroy(&pool->enqueued);
-    free(pool);
+    free_pool(pool);
 }

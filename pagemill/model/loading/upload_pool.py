@@ -5,6 +5,7 @@ have its lock. The library is compiled once for a machine, by a compiler that Tr
 """
 
 import ctypes
+import errno
 import hashlib
 import os
 import shutil
@@ -48,10 +49,10 @@ class PoolLibrary:
     def __init__(self, path: Path) -> None:
         holding = ctypes.PyDLL(str(path))
         releasing = ctypes.CDLL(str(path))
-        self.open = _function(releasing.pm_pool_open, _POINTER, _POINTER, _INT, _INT, _INT)
-        self.add = _function(
-            holding.pm_pool_add, _POINTER, _POINTER, ctypes.POINTER(Source), ctypes.c_uint64, ctypes.POINTER(_INT)
-        )
+        status = ctypes.POINTER(_INT)
+        self.open = _function(releasing.pm_pool_open, _POINTER, _POINTER, _INT, _INT, _INT, status)
+        self.add = _function(holding.pm_pool_add, _POINTER, _POINTER, ctypes.POINTER(Source), ctypes.c_uint64, status)
+        self.complete = _function(holding.pm_pool_complete, None, _POINTER)
         self.wait = _function(releasing.pm_pool_wait, _INT, _POINTER, _POINTER)
         self.close = _function(releasing.pm_pool_close, None, _POINTER, _POINTER, _INT)
 
@@ -63,14 +64,15 @@ class UploadPool:
     def __init__(
         self, library: PoolLibrary, copier: Copier, num_threads: int, buffer_bytes: int, num_buffers: int
     ) -> None:
-        """`num_buffers`: pinned buffers of each thread, used by turns. Raises PagemillError where the system has no
-        more threads."""
+        """`num_buffers`: pinned buffers of each thread, up to 8, used by turns. Raises PagemillError where the system
+        has no more threads, and for a device that has failed."""
         self._library = library
         self._copier = copier
         calls = (_POINTER * len(astuple(copier.calls)))(*astuple(copier.calls))
-        self._pool = library.open(calls, num_threads, buffer_bytes, num_buffers)
-        if not self._pool:
-            raise PagemillError("weights cannot be sent to the device: the system has no more threads")
+        status = _INT()
+        self._pool = library.open(calls, num_threads, buffer_bytes, num_buffers, status)
+        if self._pool is None:
+            raise self._failure(status.value, "a file")
 
     def add(self, source: Source, target: int) -> int:
         """Send a source to an address of the device, in order with what is enqueued on the main stream by now; what
@@ -88,6 +90,10 @@ class UploadPool:
         if status:
             raise self._failure(status, what)
 
+    def complete(self) -> None:
+        """Nothing will be added any more: what the threads have goes back to the system as each comes to its end."""
+        self._library.complete(self._pool)
+
     def close(self, left: Sequence[int]) -> None:
         """Return when nothing is read and sent any more. `left`: all that has been added and not been waited for."""
         self._library.close(self._pool, (_POINTER * len(left))(*left), len(left))
@@ -95,9 +101,12 @@ class UploadPool:
     def _failure(self, status: int, what: str) -> PagemillError:
         if status == _ENDED_EARLY:
             return ModelError(f"{what} ends before the last of its tensors: is it still being written?")
-        if status > 0:
-            return ModelError(f"{what} cannot be read: {os.strerror(status)}")
-        return PagemillError(f"weights cannot be sent to the device: {self._copier.describe(_DEVICE_FAILED - status)}")
+        if status <= _DEVICE_FAILED:
+            why = self._copier.describe(_DEVICE_FAILED - status)
+            return PagemillError(f"weights cannot be sent to the device: {why}")
+        if status in (errno.ENOMEM, errno.EAGAIN):
+            return PagemillError(f"weights cannot be sent to the device: {os.strerror(status)}")
+        return ModelError(f"{what} cannot be read: {os.strerror(status)}")
 
 
 def _function(function: Any, result: Any, *arguments: Any) -> Any:

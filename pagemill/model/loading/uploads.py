@@ -97,8 +97,8 @@ class Uploads:
     def arriving(
         self, tensors: Iterable[tuple[str, Tensor | FileTensor | Other]]
     ) -> Iterator[tuple[str, Tensor | Other]]:
-        """The same in their order, tensors on the device. What has been yielded may still be under way to it, ahead of
-        what is enqueued on the main stream from then on. Raises ModelError for files that end early."""
+        """The same in their order, tensors on the device; asked for once. What has been yielded may still be under way,
+        ahead of what is enqueued on the main stream from then on. Raises ModelError for files that end early."""
         ahead = 0
         for name, tensor in tensors:
             num_bytes = tensor.nbytes if isinstance(tensor, Tensor | FileTensor) else 0
@@ -107,6 +107,7 @@ class Uploads:
             while ahead > AHEAD_BYTES:
                 ahead -= self._under_way[0][2]
                 yield self._arrived()
+        self._pool.complete()
         while self._under_way:
             yield self._arrived()
 
