@@ -26,8 +26,8 @@ from pagemill.model.loading.stored import LoadableLayer
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.network.native_plan import NotPlannable, make_plan, plan_source
 from pagemill.model.network.operations import Network, Value
-from pagemill.model.network.program import Program
-from pagemill.model.network.rewrite import include_gates
+from pagemill.model.network.program import Program, fused
+from pagemill.model.network.rewrite import Graph, include_gates
 from pagemill.utils.text import index_of, shown
 
 logger = get_logger(__name__)
@@ -45,6 +45,7 @@ class GivesHidden(nn.Module):
     config: Mapping[str, Any]
     network: Network
     is_last: bool
+    _graph: Graph
     _program: Program | None
     _plan: LayerPlan | None
     _plan_was_tried: bool
@@ -66,8 +67,9 @@ class GivesHidden(nn.Module):
         inputs.keep(here)
         self._plan_was_tried = False
         self._plan = None
+        self._graph = fused(self.network, selects=self.is_last)
         if self._program is not None:
-            self._program = Program(self.network, selects=self.is_last)
+            self._program = Program(self.network, self._graph)
 
 
 class CausalLM(GivesHidden):
@@ -111,6 +113,7 @@ class CausalLM(GivesHidden):
         self.make_parts(stage_layers(config["num_hidden_layers"], stage, num_stages), max_model_len, ctx)
 
         self.network = self._write_network()
+        self._graph = fused(self.network, selects=self.is_last)  # now: while weights are on their way
         self._logits = _logits_network(self) if self.has_head else None
         self._num_kv_scales = 0
         self._program: Program | None = None
@@ -272,7 +275,7 @@ class CausalLM(GivesHidden):
             )
         if self.tied and self.has_embedding and self.has_head and self.embed_tokens.weight is not None:
             self.lm_head.share(self.embed_tokens)
-        self._program = Program(self.network, selects=self.is_last)
+        self._program = Program(self.network, self._graph)
         self._head_program = None if self._logits is None else Program(self._logits)
 
     def forward(

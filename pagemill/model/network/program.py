@@ -71,17 +71,26 @@ from pagemill.model.quantization.interface import LinearWeight
 Function: TypeAlias = Callable[..., Any]
 """Of the tensors of an operation's inputs: the tensor that is its output, or a tuple of them."""
 
+FUSIONS = (fuse_gates, fuse_attention, fuse_sums, fuse_norms, fuse_chains)
+
+
+def fused(network: Network, *, selects: bool = False) -> Graph:
+    """The operations that a program of the network runs; weights need not be there. `selects`: whether rows of the
+    result may be asked for."""
+    graph = Graph(network.operations, network.result, network.layer_inputs.values)
+    if selects:
+        graph = select_rows(graph)
+    for fuse in FUSIONS:
+        graph = fuse(graph)
+    return graph
+
 
 class Program:
     """Runs a network's operations. Made when weights are loaded; weights and layers must then stay as they are."""
 
-    def __init__(self, network: Network, *, selects: bool = False) -> None:
-        """`selects`: whether rows of the result may be asked for."""
-        graph = Graph(network.operations, network.result, network.layer_inputs.values)
-        if selects:
-            graph = select_rows(graph)
-        for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms, fuse_chains):
-            graph = fuse(graph)
+    def __init__(self, network: Network, graph: Graph | None = None) -> None:
+        """`graph`: what `fused` makes of the network; by default, without selecting rows."""
+        graph = graph or fused(network)
         places = {network.inputs: 0, network.positions: 1, network.rows: 2}
         for op in graph.operations:
             for value in op.outputs:
