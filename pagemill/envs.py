@@ -81,10 +81,9 @@ def compiler() -> str:
     return os.environ.get("CXX") or "g++"
 
 
-def c_compiler() -> tuple[str, ...]:
-    """CC: the C compiler that builds what sends weights to a GPU; none by default."""
-    wanted = os.environ.get("CC")
-    return (wanted,) if wanted else ()
+def c_compiler() -> str | None:
+    """CC: the C compiler that builds what sends weights to a GPU (default cc, gcc or clang)."""
+    return os.environ.get("CC") or None
 
 
 def native_kernels() -> bool:

@@ -118,7 +118,7 @@ def _function(function: Any, result: Any, *arguments: Any) -> Any:
 @cache
 def pool_library() -> PoolLibrary | None:
     """The loaded library; None, with one line in the log, where it cannot be compiled."""
-    compiler = next(filter(None, map(shutil.which, (*envs.c_compiler(), *COMPILERS))), None)
+    compiler = next(filter(None, map(shutil.which, (envs.c_compiler() or "", *COMPILERS))), None)
     if compiler is None:
         logger.warning("weights go to the GPU slowly: there is no C compiler (%s); set CC", ", ".join(COMPILERS))
         return None
