@@ -25,29 +25,36 @@ GROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What lies between two attentions: the o projection, a norm, gate and up, silu(gate) * up, down, a norm, qkv."""
+    """What lies between two attentions: the o projection, a norm, gate and up, silu(gate) * up, down, a norm, qkv; or
+    after the last attention, up to the last norm."""
 
     o: Packed
     gate_up: Packed
     down: Packed
-    qkv: Packed
+    qkv: Packed | None
     norm1: Tensor
     """[HIDDEN], before gate and up."""
     norm2: Tensor
-    """[HIDDEN], before qkv."""
+    """[HIDDEN], after down."""
     eps: tuple[float, float]
     """Of the norms."""
 
     @property
-    def linears(self) -> tuple[Packed, Packed, Packed, Packed]:
+    def linears(self) -> tuple[Packed, ...]:
         """In the order in which they are multiplied."""
-        return self.o, self.gate_up, self.down, self.qkv
+        first = self.o, self.gate_up, self.down
+        return first if self.qkv is None else (*first, self.qkv)
+
+    @property
+    def num_outputs(self) -> int:
+        """Of qkv, or of the norm."""
+        return HIDDEN if self.qkv is None else self.qkv.num_outputs
 
 
 def fits(weights: LayerWeights) -> bool:
     """Whether the kernel takes these weights, wherever they are."""
-    mixed, inner, qkv = weights.o.num_inputs, weights.down.num_inputs, weights.qkv.num_outputs
-    shapes = (HIDDEN, mixed), (2 * inner, HIDDEN), (HIDDEN, inner), (qkv, HIDDEN)
+    mixed, inner, qkv = weights.o.num_inputs, weights.down.num_inputs, weights.num_outputs
+    shapes = [(HIDDEN, mixed), (2 * inner, HIDDEN), (HIDDEN, inner), (qkv, HIDDEN)][: len(weights.linears)]
     plain = all(
         (one.num_outputs, one.num_inputs) == shape
         and (one.bits, one.group, one.offsets, one.halves) == (4, GROUP, None, False)
@@ -59,7 +66,8 @@ def fits(weights: LayerWeights) -> bool:
 
 
 def _shapes(weights: LayerWeights) -> list[tuple[int, int]]:
-    return [(one.num_outputs, one.num_inputs) for one in weights.linears]
+    """But for qkv."""
+    return [(one.num_outputs, one.num_inputs) for one in weights.linears[:3]]
 
 
 class PackedLayer:
@@ -68,7 +76,7 @@ class PackedLayer:
     def __init__(self, kernels: ModuleType, weights: LayerWeights, following: LayerWeights | None) -> None:
         """`kernels`: triton/packed_layer.py. `following`: of the same sizes."""
         self._kernels = kernels
-        self._num_outputs = weights.qkv.num_outputs
+        self._num_outputs = weights.num_outputs
         self._prepared = kernels.prepare(weights)
         self._following = following
 
@@ -78,10 +86,11 @@ class PackedLayer:
         return 0 < len(x) <= MAX_ROWS and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
 
     def run(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, MIXED] and [T, HIDDEN], rows side by side, -> qkv [T, QKV], and the residual's sum, in its place."""
-        qkv = attended.new_empty(len(attended), self._num_outputs)
-        self._kernels.packed_layer(qkv, attended, residual, self._prepared, following=self._following)
-        return qkv, residual
+        """[T, MIXED] and [T, HIDDEN], rows side by side, -> qkv [T, QKV], or the norm, and the residual's sum, in its
+        place."""
+        out = attended.new_empty(len(attended), self._num_outputs)
+        self._kernels.packed_layer(out, attended, residual, self._prepared, following=self._following)
+        return out, residual
 
 
 def between(weights: LayerWeights, following: LayerWeights | None = None) -> PackedLayer | None:
