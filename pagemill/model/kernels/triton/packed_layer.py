@@ -489,7 +489,7 @@ def prepare(weights: LayerWeights) -> Prepared:
 def packed_layer(
     out: Tensor, attended: Tensor, residual: Tensor, layer: Prepared, *,
     following: LayerWeights | None = None, ahead: int = AHEAD, num_warps: int = NUM_WARPS, stages: int | None = None,
-    polls: int = POLLS,
+    polls: int = POLLS, cooperative: bool = False,
 ) -> None:  # fmt: skip
     """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV],
     or [T, HIDDEN] without qkv; the residual's sum in its place. `following`: the next layer, of which `ahead` tiles are
@@ -498,7 +498,6 @@ def packed_layer(
     rows = launch.power_of_two(num_rows)
     weights = layer.weights
     next_layer = weights if following is None else following
-    # All programs at once or none: of two such kernels on different streams, neither has half of the multiprocessors.
     launch.on(_packed_layer, (PROGRAMS,))(
         out, attended.view(torch.int32), residual, num_rows, layer.flags, layer.memory, weights.norm1, weights.norm2,
         *weights.eps, *layer.maps, next_layer.o.words.view(torch.int32), next_layer.gate_up.words.view(torch.int32),
@@ -506,5 +505,5 @@ def packed_layer(
         QKV=0 if weights.qkv is None else weights.num_outputs,
         STAGES=stages or STAGES[rows], ROWS=rows, W=num_warps,
         AHEAD=0 if following is None else ahead, POLLS=polls, PDL=launch.dependent(),
-        launch_cooperative_grid=True, **launch.options(num_warps),
+        **launch.options(num_warps), **({"launch_cooperative_grid": True} if cooperative else {}),
     )  # fmt: skip

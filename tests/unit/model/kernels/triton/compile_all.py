@@ -20,7 +20,7 @@ TYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.int32: "i32",
     torch.int64: "i64", torch.float64: "fp64", torch.int16: "i16", torch.float16: "fp16",
 }  # fmt: skip
-OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg", "enable_fp_fusion")
 compiled: list[str] = []
 
 
