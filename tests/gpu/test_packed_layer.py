@@ -22,8 +22,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.get_device_capability() < (9, 0), reason="no Hopper GPU"),
 ]
-SIZES = [(12288, 4096, 6144), (14336, 4096, 6144), (4096, 8192, 2048), (2048, 4096, 8192), (4096, 4096, 0)]
-"""Inner size, inputs of o, outputs of qkv, or none."""
+SIZES = [(12288, 4096, 6144), (14336, 4096, 6144), (4096, 8192, 2048), (2048, 4096, 8192)]
+"""Inner size, inputs of o, outputs of qkv."""
 EPS = 1e-5, 1e-6
 
 
@@ -41,11 +41,10 @@ def random_weight(outputs: int, inputs: int) -> packed.Packed:
 
 
 def random_layer(inner: int, mixed: int, qkv: int) -> LayerWeights:
-    """Of no qkv: up to the last norm."""
     norms = ((torch.rand(HIDDEN, device="cuda") + 0.5).bfloat16() for _ in range(2))
     return LayerWeights(
         random_weight(HIDDEN, mixed), random_weight(2 * inner, HIDDEN), random_weight(HIDDEN, inner),
-        random_weight(qkv, HIDDEN) if qkv else None, *norms, EPS,
+        random_weight(qkv, HIDDEN), *norms, EPS,
     )  # fmt: skip
 
 
@@ -55,7 +54,7 @@ def inputs_of(rows: int, layer: LayerWeights) -> tuple[Tensor, Tensor]:
 
 
 def wanted(attended: Tensor, residual: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
-    """qkv, or the norm, and residual, in float32."""
+    """qkv and residual, in float32."""
 
     def times(x: Tensor, weight: packed.Packed) -> Tensor:
         return functional.linear(x, packed.reference_floats(weight, torch.float32))
@@ -66,8 +65,7 @@ def wanted(attended: Tensor, residual: Tensor, layer: LayerWeights) -> tuple[Ten
     x = residual.float() + times(attended.float(), layer.o)
     gate, up = times(normed(x, layer.norm1, EPS[0]), layer.gate_up).chunk(2, -1)
     x = x + times(functional.silu(gate) * up, layer.down)
-    result = normed(x, layer.norm2, EPS[1])
-    return result if layer.qkv is None else times(result, layer.qkv), x
+    return times(normed(x, layer.norm2, EPS[1]), layer.qkv), x
 
 
 def kernel_of(layer: LayerWeights, following: LayerWeights | None = None) -> PackedLayer:
@@ -98,7 +96,7 @@ def test_every_number_of_rows(sizes: tuple[int, int, int]):
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.usefixtures("launches")
 def test_layers_one_after_the_other_in_a_captured_graph(rows: int):
-    layers = [random_layer(4096, 4096, qkv) for qkv in (4096, 4096, 4096, 0)]
+    layers = [random_layer(4096, 4096, 4096) for _ in range(4)]
     kernels = [kernel_of(*pair) for pair in zip(layers, (*layers[1:], None), strict=True)]
     first, start = inputs_of(rows, layers[0])
 

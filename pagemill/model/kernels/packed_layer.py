@@ -25,36 +25,29 @@ GROUP = 128
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What lies between two attentions: the o projection, a norm, gate and up, silu(gate) * up, down, a norm, qkv; or
-    after the last attention, up to the last norm."""
+    """What lies between two attentions: the o projection, a norm, gate and up, silu(gate) * up, down, a norm, qkv."""
 
     o: Packed
     gate_up: Packed
     down: Packed
-    qkv: Packed | None
+    qkv: Packed
     norm1: Tensor
     """[HIDDEN], before gate and up."""
     norm2: Tensor
-    """[HIDDEN], after down."""
+    """[HIDDEN], before qkv."""
     eps: tuple[float, float]
     """Of the norms."""
 
     @property
-    def linears(self) -> tuple[Packed, ...]:
+    def linears(self) -> tuple[Packed, Packed, Packed, Packed]:
         """In the order in which they are multiplied."""
-        first = self.o, self.gate_up, self.down
-        return first if self.qkv is None else (*first, self.qkv)
-
-    @property
-    def num_outputs(self) -> int:
-        """Of qkv, or of the norm."""
-        return HIDDEN if self.qkv is None else self.qkv.num_outputs
+        return self.o, self.gate_up, self.down, self.qkv
 
 
 def fits(weights: LayerWeights) -> bool:
     """Whether the kernel takes these weights, wherever they are."""
-    mixed, inner, qkv = weights.o.num_inputs, weights.down.num_inputs, weights.num_outputs
-    shapes = [(HIDDEN, mixed), (2 * inner, HIDDEN), (HIDDEN, inner), (qkv, HIDDEN)][: len(weights.linears)]
+    mixed, inner, qkv = weights.o.num_inputs, weights.down.num_inputs, weights.qkv.num_outputs
+    shapes = (HIDDEN, mixed), (2 * inner, HIDDEN), (HIDDEN, inner), (qkv, HIDDEN)
     plain = all(
         (one.num_outputs, one.num_inputs) == shape
         and (one.bits, one.group, one.offsets, one.halves) == (4, GROUP, None, False)
@@ -66,8 +59,7 @@ def fits(weights: LayerWeights) -> bool:
 
 
 def _shapes(weights: LayerWeights) -> list[tuple[int, int]]:
-    """But for qkv."""
-    return [(one.num_outputs, one.num_inputs) for one in weights.linears[:3]]
+    return [(one.num_outputs, one.num_inputs) for one in weights.linears]
 
 
 class PackedLayer:
@@ -76,7 +68,7 @@ class PackedLayer:
     def __init__(self, kernels: ModuleType, weights: LayerWeights, following: LayerWeights | None) -> None:
         """`kernels`: triton/packed_layer.py. `following`: of the same sizes."""
         self._kernels = kernels
-        self._num_outputs = weights.num_outputs
+        self._num_outputs = weights.qkv.num_outputs
         self._prepared = kernels.prepare(weights)
         self._following = following
 
@@ -86,11 +78,10 @@ class PackedLayer:
         return 0 < len(x) <= MAX_ROWS and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
 
     def run(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, MIXED] and [T, HIDDEN], rows side by side, -> qkv [T, QKV], or the norm, and the residual's sum, in its
-        place."""
-        out = attended.new_empty(len(attended), self._num_outputs)
-        self._kernels.packed_layer(out, attended, residual, self._prepared, following=self._following)
-        return out, residual
+        """[T, MIXED] and [T, HIDDEN], rows side by side, -> qkv [T, QKV], and the residual's sum, in its place."""
+        qkv = attended.new_empty(len(attended), self._num_outputs)
+        self._kernels.packed_layer(qkv, attended, residual, self._prepared, following=self._following)
+        return qkv, residual
 
 
 def between(weights: LayerWeights, following: LayerWeights | None = None) -> PackedLayer | None:

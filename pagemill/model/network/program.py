@@ -234,20 +234,18 @@ def _chain_pair(op: ChainPair) -> Function:
 
 def _weights_between(op: ChainPair) -> LayerWeights | None:
     """What is between two attentions: o, gate and up, down, qkv; None where it is anything else."""
-    parts = [op.first.before, op.first.after, op.second.before, op.second.after]
+    parts = op.first.before, op.first.after, op.second.before, op.second.after
     layers = [part.layer for part in parts if part is not None]
     weights = [weight_of(layer) for layer in layers]
-    count = len(layers)
     packed = [weight.packed for weight in weights if weight.packed is not None]
-    gates = [part.gate for part in parts if part is not None]
-    if len(packed) < count or any(layer.own_bias is not None for layer in layers):
+    gates = [None if part is None else part.gate for part in parts]
+    if len(packed) < len(parts) or any(layer.own_bias is not None for layer in layers):
         return None
-    included = [weight.gate for weight in weights]
-    if gates != [None, None, "silu", None][:count] or included != [None, "silu", None, None][:count]:
+    if gates != [None, None, "silu", None] or [weight.gate for weight in weights] != [None, "silu", None, None]:
         return None
     (norm1, eps1), (norm2, eps2) = _norm_of(op.first.layer), _norm_of(op.second.layer)
-    o, gate_up, down, *rest = packed
-    return LayerWeights(o, gate_up, down, rest[0] if rest else None, norm1, norm2, (eps1, eps2))
+    o, gate_up, down, qkv = packed
+    return LayerWeights(o, gate_up, down, qkv, norm1, norm2, (eps1, eps2))
 
 
 def _with(residual: Tensor | None, result: Tensor) -> Tensor | tuple[Tensor, Tensor]:

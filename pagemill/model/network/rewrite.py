@@ -87,7 +87,7 @@ class NormChain(Operation):
 @dataclass(eq=False)
 class ChainPair(Operation):
     """(x, residual) -> (result, the last sum): two norms with the linear layers before and after them, of which the
-    second reads all that the first gives, and nothing else does. After the second there may be none."""
+    second reads all that the first gives, and nothing else does."""
 
     first: NormChain
     second: NormChain
@@ -324,24 +324,28 @@ def fuse_norms(graph: Graph) -> Graph:
 
 
 def fuse_chains(graph: Graph) -> Graph:
-    """Norms with linear layers before and after them, two by two: what is between the attentions of two layers, and
-    from the last one to the last norm, after which there is none."""
+    """Norms with linear layers before and after them, two by two: what is between the attentions of two layers."""
     pairs: list[ChainPair] = []
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
-        if not isinstance(op, NormChain) or op.before is None or len(op.inputs) < 2:
+        if not isinstance(op, NormChain) or not _is_whole(op):
             continue
         first = graph.made_for_one(NormChain, op.inputs[0])
-        if first is None or first.before is None or first.after is None or first.outputs != op.inputs:
+        if first is None or not _is_whole(first) or first.outputs != op.inputs or not graph.follows(first, op):
             continue
-        if first not in fused and graph.follows(first, op) and graph.only_reader(first.outputs[1]) is op:
+        if first not in fused and graph.only_reader(first.outputs[1]) is op:
             pairs.append(ChainPair(first.inputs, op.outputs, first, op))
             fused[op] = pairs[-1]
             gone.add(first)
     for pair, following in itertools.pairwise(pairs):
         pair.following = following
     return _replaced(graph, fused, gone)
+
+
+def _is_whole(chain: NormChain) -> bool:
+    """Whether it has a linear layer before and after, and a residual."""
+    return chain.before is not None and chain.after is not None and len(chain.inputs) == len(chain.outputs) == 2
 
 
 def _replaced(graph: Graph, fused: dict[Operation, Operation], gone: set[Operation]) -> Graph:

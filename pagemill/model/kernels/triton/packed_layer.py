@@ -144,27 +144,8 @@ def _inputs(x, size: gl.constexpr, quad, s: gl.constexpr, M, ROWS: gl.constexpr,
         known = (span < size // 128)[:, None, None]
         low = gl.load(places, known, 0, cache_modifier=".cg")
         high = gl.load(places + 32, known, 0, cache_modifier=".cg")
-    return low, high
-
-
-@gluon.jit
-def _all_inputs(x, size: gl.constexpr, quad, M, ROWS: gl.constexpr, W: gl.constexpr):
-    """Of all spans of each warp."""
-    inputs0 = _inputs(x, size, quad, 0, M, ROWS, W)
-    inputs1 = _inputs(x, size, quad, 1, M, ROWS, W)
-    if W == 8:
-        inputs = (inputs0, inputs1, _inputs(x, size, quad, 2, M, ROWS, W), _inputs(x, size, quad, 3, M, ROWS, W))
-    else:
-        inputs = (inputs0, inputs1)  # type: ignore[assignment]
-    return inputs
-
-
-@gluon.jit
-def _first_sum(inputs):
-    """What sums begin with."""
-    return gl.inline_asm_elementwise(
-        FIRST_SUM, FIRST_SUM_ARGS, [inputs[0], inputs[1]], dtype=gl.float32, is_pure=False, pack=8
-    )
+    first = gl.inline_asm_elementwise(FIRST_SUM, FIRST_SUM_ARGS, [low, high], dtype=gl.float32, is_pure=False, pack=8)
+    return low, high, first
 
 
 @gluon.jit
@@ -184,16 +165,18 @@ def _of_rows(sums, ROWS: gl.constexpr, W: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    inputs, first_step, slot, COUNT: gl.constexpr, FOLD: gl.constexpr, rings,
+    x, size: gl.constexpr, quad, first_step, slot, COUNT: gl.constexpr, FOLD: gl.constexpr, M, rings,
     STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
 ):  # fmt: skip
     """COUNT steps: the sums of each warp's inputs into rings[2], from `slot` on; from the FOLD-th step on, from 8."""
     layout: gl.constexpr = _words_layout(W)
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [W, 1, 1], [2, 1, 0])
+    inputs0 = _inputs(x, size, quad, 0, M, ROWS, W)
+    inputs1 = _inputs(x, size, quad, 1, M, ROWS, W)
     if W == 8:
-        firsts = (_first_sum(inputs[0]), _first_sum(inputs[1]), _first_sum(inputs[2]), _first_sum(inputs[3]))
+        inputs = (inputs0, inputs1, _inputs(x, size, quad, 2, M, ROWS, W), _inputs(x, size, quad, 3, M, ROWS, W))
     else:
-        firsts = (_first_sum(inputs[0]), _first_sum(inputs[1]))  # type: ignore[assignment]
+        inputs = (inputs0, inputs1)  # type: ignore[assignment]
     for number in range(COUNT):
         step = first_step + number
         mbarrier.wait(rings[3].index(step % STAGES), step // STAGES & 1)
@@ -204,7 +187,7 @@ def _multiply(
             words = gl.reshape(stage.slice(s * W, W).load(flat), [W, 16, 16])
             words = gl.convert_layout(words, layout, assert_trivial=True)
             scale = scales.slice(s * W, W).load(gl.SliceLayout(2, layout))
-            args = [words, inputs[s][0], inputs[s][1], firsts[s]]
+            args = [words, inputs[s][0], inputs[s][1], inputs[s][2]]
             part = gl.inline_asm_elementwise(PRODUCT, PRODUCT_ARGS, args, dtype=gl.float32, is_pure=False, pack=8)
             sums += part * scale[:, :, None]
         target = slot + number
@@ -307,8 +290,7 @@ def _o(
     old = _own(residual, SIZES[0], M, program, OWN, ROWS, W)
     weight = _own(norm, 0, M, program, OWN, ROWS, W)
     for quad in range(QUADS):
-        inputs = _all_inputs(attended, SIZES[2], quad, M, ROWS, W)
-        _multiply(inputs, quad * OWN, quad * OWN, OWN, 99, rings, STAGES, ROWS, W)
+        _multiply(attended, SIZES[2], quad, quad * OWN, quad * OWN, OWN, 99, M, rings, STAGES, ROWS, W)
     result = _collect(rings, 0, OWN, ROWS, W)
     for quad in gl.static_range(1, QUADS):
         result += _collect(rings, quad * OWN, OWN, ROWS, W)
@@ -324,8 +306,7 @@ def _gate_up(
     OWN: gl.constexpr = SIZES[1] // 2048
     BEGIN: gl.constexpr = SIZES[0] // 2048 * (SIZES[2] // 4096)
     found = _squares(squares, M, SIZES[0], ROWS, W)
-    inputs = _all_inputs(x, SIZES[0], 0, M, ROWS, W)
-    _multiply(inputs, BEGIN, 0, 2 * OWN, OWN, rings, STAGES, ROWS, W)
+    _multiply(x, SIZES[0], 0, BEGIN, 0, 2 * OWN, OWN, M, rings, STAGES, ROWS, W)
     factor = _factor(found, eps, SIZES[0], ROWS, W)
     gate = _collect(rings, 0, 8, ROWS, W) * factor
     up = _collect(rings, 8, 8, ROWS, W) * factor
@@ -345,27 +326,12 @@ def _down(
     QUADS: gl.constexpr = (SIZES[1] + 4095) // 4096
     BEGIN: gl.constexpr = OWN * (SIZES[2] // 4096) + SIZES[1] // 1024
     weight = _own(norm, 0, M, program, OWN, ROWS, W)
-    following = _all_inputs(middle, SIZES[1], 0, M, ROWS, W)
-    for quad in gl.static_range(QUADS):
-        inputs = following
-        if quad + 1 < QUADS and ROWS < 4:  # asked for before they are waited for, where registers are left
-            following = _all_inputs(middle, SIZES[1], quad + 1, M, ROWS, W)
-        _multiply(inputs, BEGIN + quad * OWN, quad * OWN, OWN, 99, rings, STAGES, ROWS, W)
-        if quad + 1 < QUADS and ROWS >= 4:
-            following = _all_inputs(middle, SIZES[1], quad + 1, M, ROWS, W)
+    for quad in range(QUADS):
+        _multiply(middle, SIZES[1], quad, BEGIN + quad * OWN, quad * OWN, OWN, 99, M, rings, STAGES, ROWS, W)
     result = _collect(rings, 0, OWN, ROWS, W)
     for quad in gl.static_range(1, QUADS):
         result += _collect(rings, quad * OWN, OWN, ROWS, W)
-    return _add(result, old, weight, x, squares, residual, M, program, OWN, SIZES[0], ROWS, W), weight
-
-
-@gluon.jit
-def _norm(out, total, weight, squares, eps, M, program, HIDDEN: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
-    """After the last layer: a program's elements of the norm."""
-    normed = total * _factor(_squares(squares, M, HIDDEN, ROWS, W), eps, HIDDEN, ROWS, W)
-    output, row = _numbers(HIDDEN // 2048, ROWS, W)
-    places = out + row * HIDDEN + (program * (HIDDEN // 128) + output)
-    gl.store(places, (normed.to(gl.bfloat16).to(gl.float32) * weight).to(gl.bfloat16), (row < M) & (output >= 0))
+    _add(result, old, weight, x, squares, residual, M, program, OWN, SIZES[0], ROWS, W)
 
 
 @gluon.jit
@@ -377,8 +343,7 @@ def _qkv(
     OWN: gl.constexpr = SIZES[3] // 2048
     BEGIN: gl.constexpr = SIZES[0] // 2048 * (SIZES[2] // 4096 + (SIZES[1] + 4095) // 4096) + SIZES[1] // 1024
     squares_now = _squares(squares, M, SIZES[0], ROWS, W)
-    inputs = _all_inputs(x, SIZES[0], 0, M, ROWS, W)
-    _multiply(inputs, BEGIN, 0, OWN, 99, rings, STAGES, ROWS, W)
+    _multiply(x, SIZES[0], 0, BEGIN, 0, OWN, 99, M, rings, STAGES, ROWS, W)
     found = _collect(rings, 0, 4, ROWS, W) * _factor(squares_now, eps, SIZES[0], ROWS, W)
     output, row = _numbers(4, ROWS, W)
     places = out + row * SIZES[3] + (program * (16 * OWN) + output)
@@ -409,14 +374,9 @@ def _compute(
     _meet(flags, program, turn + 1, POLLS)
     _gate_up(x1, squares1, norms[2], middle.to(half, bitcast=True), M, program, rings, SIZES, STAGES, ROWS, W)
     _meet(flags, program, turn + 2, POLLS)
-    total, weight = _down(
-        middle, total, halves2, squares2, residual, norms[1], M, program, rings, SIZES, STAGES, ROWS, W
-    )
+    _down(middle, total, halves2, squares2, residual, norms[1], M, program, rings, SIZES, STAGES, ROWS, W)
     _meet(flags, program, turn + 3, POLLS)
-    if SIZES[3] > 0:
-        _qkv(out, x2, squares2, norms[3], M, program, rings, SIZES, STAGES, ROWS, W)
-    else:
-        _norm(out, total, weight, squares2, norms[3], M, program, SIZES[0], ROWS, W)
+    _qkv(out, x2, squares2, norms[3], M, program, rings, SIZES, STAGES, ROWS, W)
 
 
 # Numbers of rows differ from step to step: no step must wait for a variant of its own.
@@ -481,7 +441,6 @@ def prepare(weights: LayerWeights) -> Prepared:
     device = weights.o.words.device
     size = (9 * HIDDEN + 4 * weights.down.num_inputs) * MAX_ROWS // 8
     maps = tuple(found for one in weights.linears for found in _descriptors(one))
-    maps = (*maps, *maps[: 8 - len(maps)])  # of no qkv: none that is used
     memory = torch.empty(size, dtype=torch.int32, device=device)
     return Prepared(weights, maps, memory, torch.zeros(PROGRAMS, dtype=torch.int32, device=device))
 
@@ -491,9 +450,8 @@ def packed_layer(
     following: LayerWeights | None = None, ahead: int = AHEAD, num_warps: int = NUM_WARPS, stages: int | None = None,
     polls: int = POLLS, cooperative: bool = False,
 ) -> None:  # fmt: skip
-    """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV],
-    or [T, HIDDEN] without qkv; the residual's sum in its place. `following`: the next layer, of which `ahead` tiles are
-    fetched into the cache."""
+    """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV];
+    the residual's sum in its place. `following`: the next layer, of which `ahead` tiles are fetched into the cache."""
     num_rows = len(attended)
     rows = launch.power_of_two(num_rows)
     weights = layer.weights
@@ -501,8 +459,7 @@ def packed_layer(
     launch.on(_packed_layer, (PROGRAMS,))(
         out, attended.view(torch.int32), residual, num_rows, layer.flags, layer.memory, weights.norm1, weights.norm2,
         *weights.eps, *layer.maps, next_layer.o.words.view(torch.int32), next_layer.gate_up.words.view(torch.int32),
-        HIDDEN=HIDDEN, INNER=weights.down.num_inputs, MIXED=weights.o.num_inputs,
-        QKV=0 if weights.qkv is None else weights.num_outputs,
+        HIDDEN=HIDDEN, INNER=weights.down.num_inputs, MIXED=weights.o.num_inputs, QKV=weights.qkv.num_outputs,
         STAGES=stages or STAGES[rows], ROWS=rows, W=num_warps,
         AHEAD=0 if following is None else ahead, POLLS=polls, PDL=launch.dependent(),
         **launch.options(num_warps), **({"launch_cooperative_grid": True} if cooperative else {}),

@@ -36,12 +36,6 @@ def test_sizes_that_do_not_fit(sizes: Sizes):
     assert not fits(layer(sizes))
 
 
-def test_after_the_last_layer_there_is_no_qkv():
-    last = replace(layer(QWEN), qkv=None)
-    assert fits(last)
-    assert last.num_outputs == HIDDEN
-
-
 def test_other_formats_do_not_fit():
     whole = layer(QWEN)
     assert not fits(layer(QWEN, hidden=5120))

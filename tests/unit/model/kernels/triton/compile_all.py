@@ -5,7 +5,6 @@ Launches are caught and compiled instead: the interpreter, in which the other te
 """
 
 import sys
-from dataclasses import replace
 
 import torch
 import triton
@@ -196,16 +195,15 @@ def integers() -> None:
 
 
 def layers() -> None:
-    for inner, rows, ends in ((12288, 1, False), (14336, 8, False), (4096, 3, True)):
+    for inner, rows in ((12288, 1), (14336, 8), (4096, 3)):
         weights = []
         for outputs, inputs in ((4096, 4096), (2 * inner, 4096), (4096, inner), (6144, 4096)):
             words = torch.empty(outputs // 64, inputs // 128, 64, 32, dtype=torch.int16, device="meta")
             limits = torch.empty(inputs // 128, outputs, device="meta")
             weights.append(packed.Packed(words, limits, None, outputs, inputs, 4, 128))
         made = LayerWeights(*weights, half(4096), half(4096), (1e-6, 1e-6))
-        made = replace(made, qkv=None) if ends else made
         prepared = packed_layer.prepare(made)
-        packed_layer.packed_layer(half(rows, 6144), half(rows, 4096), half(rows, 4096), prepared, following=made)
+        packed_layer.packed_layer(half(rows, 6144), half(rows, 4096), half(rows, 4096), prepared)
 
 
 def attention_inputs() -> None:
