@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pagemill.artifacts.config_fields import ModelFields
 from pagemill.catalog.heads import HEADS
@@ -25,9 +26,9 @@ from pagemill.model.layers.pooling_head import HeadLayer, PoolingHead, TokenChoi
 from pagemill.model.loading.file_tensor import FileTensor
 from pagemill.model.loading.load_place import LoadPlace
 from pagemill.model.loading.load_weights import Source, load_weights
-from pagemill.model.loading.part import whole
+from pagemill.model.loading.part import Select, whole
 from pagemill.model.loading.shards import MAX_FILE_BYTES, PATTERN, checked_pattern
-from pagemill.model.loading.uploads import uploads_to
+from pagemill.model.loading.uploads import Uploads, uploads_to
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.network.row_wise import require_row_wise
 from pagemill.model.quantization.choose import choose as choose_quantization
@@ -58,7 +59,7 @@ def load_model(
         place = _place(config, device, groups, leaves_in_files=uploads is not None)
         source = _source(facts, config, place)
         if uploads is not None and _reads_all(facts, config, groups, expert_parallel):
-            uploads.guess(tensor for _, tensor in source(whole) if isinstance(tensor, FileTensor))
+            source = _guessed(source, uploads)
         # What layers make for themselves, such as rotary tables, is made where it is used.
         with timer.phase("build"), device, _buildable(facts):
             model = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end).eval()
@@ -101,6 +102,36 @@ def save_sharded_state(
     with torch.device(platform.torch_device()):
         empty = build_model(facts, config, platform, groups, cache, expert_parallel, embeds_at_end)
     return save_shards(empty, _source(facts, config, place), folder, place, checked_pattern(pattern), max_bytes)
+
+
+def _guessed(source: Source, uploads: Uploads) -> Source:
+    """The same, of which as much as may be is under way already; its files are not looked through again. A source that
+    fails does so when it is asked for what is wanted."""
+    found: list[tuple[str, FileTensor]] = []
+    others: list[str] = []
+
+    def noted() -> Iterator[FileTensor]:
+        for name, tensor in source(whole):
+            if isinstance(tensor, FileTensor):
+                found.append((name, tensor))
+                yield tensor
+            else:
+                others.append(name)
+
+    def select_found(select: Select) -> Iterator[tuple[str, FileTensor | Tensor]]:
+        for name, tensor in found:
+            part = select(name, tensor.shape)
+            if part is not None:
+                yield name, tensor if part.covers(tensor.shape) else part.of(tensor.read())
+
+    tensors = noted()
+    try:
+        uploads.guess(tensors)
+        for _tensor in tensors:  # those for which there is no memory yet
+            pass
+    except PagemillError:
+        return source
+    return source if others else select_found
 
 
 def _place(

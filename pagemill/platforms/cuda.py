@@ -30,6 +30,7 @@ class CudaPlatform(Platform):
     def __init__(self) -> None:
         self._index = 0
         self._others = 0
+        self._capability: tuple[int, int] | None = None
 
     def absence(self) -> str | None:
         if not _torch_has_cuda():
@@ -41,6 +42,7 @@ class CudaPlatform(Platform):
 
     def facts(self) -> DeviceFacts:
         device = _Management().device(self._index)
+        self._capability = device.capability
         return DeviceFacts(
             "cuda",
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -66,6 +68,7 @@ class CudaPlatform(Platform):
                 f"{torch.cuda.device_count()}; lower tensor_parallel_size or pipeline_parallel_size"
             )
         self._index = local_rank
+        self._capability = None
         # What this process has taken already cannot be told from what others have, and is counted as its own.
         self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
@@ -74,7 +77,8 @@ class CudaPlatform(Platform):
         """Threads of the CPU do no work that would gain by them."""
 
     def attention_order(self) -> tuple[str, ...]:
-        capability = _Management().device(self._index).capability
+        capability = self._capability or _Management().device(self._index).capability
+        self._capability = capability
         return (*cuda_order(capability), *cuda_order(capability, mla=True), "TORCH_MLA", "TORCH_SDPA")
 
     def dist_backend(self) -> str:

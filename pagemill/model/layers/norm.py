@@ -11,6 +11,9 @@ from pagemill.model.kernels.ops import layer_norm, rms_norm
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.stored import LayerTensor
 
+NOT_LOADED = torch.empty(0)
+"""A weight that has not been loaded: one for all, as there are many norms."""
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, computed in float32 (Zhang and Sennrich, 2019).
@@ -32,7 +35,7 @@ class RMSNorm(nn.Module):
         self.offset = offset
         self.dtype = ctx.dtype
         self.weighted = weighted
-        self.weight = torch.empty(0) if weighted else torch.ones(size, dtype=ctx.dtype)
+        self.weight = NOT_LOADED if weighted else torch.ones(size, dtype=ctx.dtype)
 
     def checkpoint_tensors(self) -> tuple[LayerTensor, ...]:
         """Every tensor of a checkpoint that belongs to the layer: all of it, on every rank."""

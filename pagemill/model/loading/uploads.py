@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from pagemill.errors import PagemillError
 from pagemill.model.loading.file_tensor import FileTensor
 from pagemill.model.loading.upload_pool import IN_MEMORY, PoolLibrary, Source, UploadPool, pool_library
 from pagemill.platforms.interface import Copier
@@ -76,11 +75,11 @@ class Uploads:
         self._guessed.clear()
 
     def guess(self, tensors: Iterable[FileTensor]) -> None:
-        """Begin to send what will be wanted first, as far as there is memory for it. What will not has been sent in
-        vain; what is wrong with it is no error before it is wanted."""
+        """Begin to send what will be wanted first, as far as there is memory for it; the rest is not asked for. What
+        will not be wanted has been sent in vain, and that it cannot be read is no error."""
         left = min(GUESS_BYTES, self._copier.free_bytes() // 4)
         room = 0
-        with suppress(PagemillError, torch.OutOfMemoryError):
+        with suppress(torch.OutOfMemoryError):
             for tensor in tensors:
                 left -= tensor.nbytes
                 room -= tensor.nbytes

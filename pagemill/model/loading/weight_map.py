@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pagemill.utils.text import index_of
 
@@ -45,8 +46,9 @@ class WeightMap:
             return None
         layer, kind = _split(name.removeprefix(self.strip_prefix))
         parent, _, leaf = layer.rpartition(".")
-        here = {there: here for here, there in self.parents.items()}
-        parent = ".".join(here.get(part, part) for part in parent.split("."))
+        if self.parents:
+            here = {there: here for here, there in self.parents.items()}
+            parent = ".".join(here.get(part, part) for part in parent.split("."))
         module, _, number = parent.rpartition(".")
         expert = index_of(number)
         if leaf in self.experts and module.endswith(".experts") and expert is not None:
@@ -55,13 +57,22 @@ class WeightMap:
         if place is not None and self.numbered.get(module.rpartition(".")[2]) == number:
             return Target(module, kind, place)
         named = _under(parent, leaf)
+        for part, within, own, shard in self._shards.get(leaf, ()):
+            outer = _without(named, part)
+            if outer is not None and f".{outer}".endswith(within):
+                return Target(_under(outer, own), kind, shard)
+        return Target(named, kind, 0)
+
+    @cached_property
+    def _shards(self) -> dict[str, list[tuple[str, str, str, int]]]:
+        """Last name of a checkpoint's module -> (the module, what the stack is in, the stack's own name, shard)."""
+        shards: dict[str, list[tuple[str, str, str, int]]] = {}
         for stacked, parts in self.stack.items():
             within, _, own = stacked.rpartition(".")
             for shard, part in enumerate(parts):
-                outer = _without(named, part)
-                if outer is not None and f".{outer}".endswith(f".{within}" if within else ""):
-                    return Target(_under(outer, own), kind, shard)
-        return Target(named, kind, 0)
+                place = (part, f".{within}" if within else "", own, shard)
+                shards.setdefault(part.rpartition(".")[2], []).append(place)
+        return shards
 
     def source_name(self, target: Target) -> str:
         """The checkpoint's name of a target."""

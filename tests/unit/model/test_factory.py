@@ -14,6 +14,7 @@ from pagemill.model.distributed.parallel_groups import ParallelGroups
 from pagemill.model.factory import load_model, save_sharded_state
 from pagemill.model.loading import uploads
 from pagemill.model.loading.load_weights import Selection
+from pagemill.model.loading.sources import safetensors
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.configs import model_config
@@ -83,6 +84,19 @@ def test_one_rank(tmp_path, architecture):
     copier = check(folder)
     held = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     assert sum(size for _, size in copier.copies) == held  # everything once, and it was guessed
+
+
+def test_what_is_guessed_is_listed_once(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "LlamaForCausalLM")
+    monkeypatch.setattr(uploads, "GUESS_BYTES", 30_000)
+    opened = []
+    read_file = safetensors.read_file
+    monkeypatch.setattr(safetensors, "read_file", lambda path, *more: opened.append(path) or read_file(path, *more))
+    platform = LatePlatform()
+    load_model(describe("m", folder), model_config("m"), platform, PhaseTimer())
+    assert len(opened) == 1
+    held = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+    assert sum(size for _, size in platform.made.copies) == held
 
 
 @pytest.mark.parametrize("rank", [0, 1])
