@@ -118,6 +118,11 @@ def test_a_sharded_state(tmp_path):
         check(folder, groups_of(0, size), load_format="sharded_state")
 
 
+def test_without_what_sends_tensors_are_copied(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "pool_library", lambda: None)
+    assert not check(make_checkpoint(tmp_path, "LlamaForCausalLM")).copies
+
+
 def test_gguf(tmp_path):
     path = convert(make_checkpoint(tmp_path, "LlamaForCausalLM"), tmp_path / "m.gguf", "F16")
     assert check(path).copies
