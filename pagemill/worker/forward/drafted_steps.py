@@ -235,9 +235,13 @@ class DraftedSteps:
         places = places_of(shape)
         rows = np.flatnonzero(batch.guessed >= 0)
         sources = batch.guessed[rows]
+        targets = places[2].start + batch.logits_index[rows] + 1
+        if self._draws is None:
+            targets = np.concatenate((targets, places[-1].start + rows), dtype=np.int32)
+            return self._guesses.drafts, [targets, np.concatenate((sources, sources)), np.zeros_like(targets)]
         ids = packed[places[-1]][rows]
         verified = ids != REJECTED
-        targets = np.concatenate((places[2].start + batch.logits_index[rows] + 1, places[-1].start + rows[verified]))
+        targets = np.concatenate((targets, places[-1].start + rows[verified]))
         added = np.where(ids[verified] >= ACCEPTED, ACCEPTED, 0)
         arrays = targets, np.concatenate((sources, sources[verified])), np.append(np.zeros_like(rows), added)
         return self._guesses.drafts, [array.astype(np.int32) for array in arrays]

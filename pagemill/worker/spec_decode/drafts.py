@@ -135,6 +135,15 @@ class GuessedDrafts:
     def rows(self, batch: InputBatch) -> Int32Array | None:
         """[L] of a batch: where the draft that follows each row is among all of [slots, width]; -1: nowhere. None: no
         draft of the batch is."""
+        of_batch = batch.known_rows
+        if of_batch is not None and np.array_equal(of_batch.slots, self._slots):
+            starts, counts = of_batch.starts, of_batch.counts
+            if len(batch.sampled_slots) == len(starts):
+                return None
+            firsts = np.arange(0, len(starts) * self._width, self._width) - starts
+            found: Int32Array = (np.arange(len(batch.sampled_slots)) + firsts.repeat(counts)).astype(np.int32)
+            found[starts + counts - 1] = -1
+            return found
         of_slot = np.full(len(self._states.num_tokens), -1, np.int32)
         of_slot[self._slots] = np.arange(len(self._slots))
         rows = of_slot[batch.sampled_slots]

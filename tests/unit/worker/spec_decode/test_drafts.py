@@ -1,5 +1,6 @@
 """Drafts change no token: the same text with and without, by a toy proposer, by n-grams and by suffixes."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +13,11 @@ from pagemill.engine.executor.uniproc import UniprocExecutor
 from pagemill.errors import ConfigError
 from pagemill.launch import build_config
 from pagemill.messages.logprobs import joined
+from pagemill.messages.pending import Ready
+from pagemill.messages.step import SchedulerOutput
+from pagemill.worker.batch.input_batch import build_batch
+from pagemill.worker.batch.request_states import RequestStates
+from pagemill.worker.spec_decode.drafts import GuessedDrafts
 from pagemill.worker.spec_decode.interface import Proposer, Speculation
 from pagemill.worker.worker import Worker
 from tests.fakes.engine_setup import Client, core_request
@@ -130,3 +136,26 @@ def test_an_unknown_proposer_is_named(checkpoint):
     config = build_config(EngineArgs(str(checkpoint), device="cpu", dtype="float32", **SETTINGS))
     with pytest.raises(ConfigError, match=r"unknown proposer 'guess'; known: .*ngram"):
         EngineCore(config, UniprocExecutor(Worker(config, speculation=Speculation("guess", 2))))
+
+
+@pytest.mark.parametrize(
+    ("slots", "counts", "expected"),
+    [
+        ([2], [4], [0, 1, 2, -1]),
+        ([2, 0, 1], [3, 1, 4], [0, 1, -1, -1, 6, 7, 8, -1]),
+        ([2, 0, 1], [1, 1, 1], None),
+    ],
+)
+def test_rows_of_a_step_find_their_drafts_on_the_device(slots, counts, expected):
+    states = RequestStates(4, 32)
+    states.num_tokens[:] = 9, 5, 12, 7
+    states.num_computed[:] = states.num_tokens - 1
+    slots, counts = np.array(slots, np.int32), np.array(counts, np.int32)
+    guesses = GuessedDrafts(states, slots, counts - 1, 3, Ready(np.zeros((len(slots), 3), np.int32)))
+    batch = build_batch(SchedulerOutput(0, slots, counts), states, counts)
+    assert batch.known_rows is not None
+    for one in (batch, replace(batch, known_rows=None)):
+        found = guesses.rows(one)
+        assert (found if found is None else found.tolist()) == expected
+    others = build_batch(SchedulerOutput(0, np.array([3], np.int32), np.array([3], np.int32)), states, np.array([3]))
+    assert guesses.rows(others) is None
