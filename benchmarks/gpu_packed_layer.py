@@ -36,7 +36,6 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"ahead": 0, "stages": 5},
     {"ahead": 0, "stages": 6},
     {"ahead": 0, "num_warps": 16},
-    {"ahead": 0, "cooperative": True},
 )
 PAUSE = 20_000
 """Clock ticks between layers, as attention would take them."""

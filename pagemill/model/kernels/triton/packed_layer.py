@@ -7,8 +7,14 @@ warp asks for tiles (TMA) without regard to the barriers, so that weights keep c
 
 Integers are multiplied by the tensor cores, 16 outputs by 128 inputs a warp at a time (packed_layer_asm.py); warps have
 inputs of their own. The 8 columns of the other operand are the rows, each as often as it fits. A norm's factor
-multiplies the sums, so that its inputs are written once, by the program that owns them. Written in Gluon. Knows shapes,
-not layers.
+multiplies the sums, so that its inputs are written once, by the program that owns them.
+
+Two of these kernels at once could each have half of the multiprocessors, and wait for ever for the other half of their
+programs: after some seconds they stop with an error. An engine has one stream for all its steps, so it never runs two;
+two engines must not share a GPU within one process. A cooperative launch would rule it out, but then kernels of a graph
+no longer begin early (docs/benchmarks.md).
+
+Written in Gluon. Knows shapes, not layers.
 """
 
 from dataclasses import dataclass
@@ -448,7 +454,7 @@ def prepare(weights: LayerWeights) -> Prepared:
 def packed_layer(
     out: Tensor, attended: Tensor, residual: Tensor, layer: Prepared, *,
     following: LayerWeights | None = None, ahead: int = AHEAD, num_warps: int = NUM_WARPS, stages: int | None = None,
-    polls: int = POLLS, cooperative: bool = False,
+    polls: int = POLLS,
 ) -> None:  # fmt: skip
     """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV];
     the residual's sum in its place. `following`: the next layer, of which `ahead` tiles are fetched into the cache."""
@@ -462,5 +468,5 @@ def packed_layer(
         HIDDEN=HIDDEN, INNER=weights.down.num_inputs, MIXED=weights.o.num_inputs, QKV=weights.qkv.num_outputs,
         STAGES=stages or STAGES[rows], ROWS=rows, W=num_warps,
         AHEAD=0 if following is None else ahead, POLLS=polls, PDL=launch.dependent(),
-        **launch.options(num_warps), **({"launch_cooperative_grid": True} if cooperative else {}),
+        **launch.options(num_warps),
     )  # fmt: skip
