@@ -11,8 +11,8 @@ multiplies the sums, so that its inputs are written once, by the program that ow
 
 Two of these kernels at once could each have half of the multiprocessors, and wait for ever for the other half of their
 programs: after some seconds they stop with an error. An engine has one stream for all its steps, so it never runs two;
-two engines must not share a GPU within one process. A cooperative launch would rule it out, but then kernels of a graph
-no longer begin early (docs/benchmarks.md).
+two engines must not share a GPU within one process. A cooperative launch would rule it out, but a model seems to be
+slower with it (docs/benchmarks.md).
 
 Written in Gluon. Knows shapes, not layers.
 """
