@@ -12,8 +12,9 @@ from pagemill.model.kernels.triton.gated import activate
 
 MAX_COLUMNS = 32768
 """Of a row that a program holds in its registers, where all inputs share a factor."""
-_AT_ONCE = 8192
-"""Inputs of a program, where groups are smaller."""
+AT_ONCE = 2048
+"""Inputs of a program, where groups are smaller: 16 for each thread, so that what is read and written is 16 bytes wide.
+`benchmarks/gpu_quantize.py` measures others."""
 
 
 @triton.jit
@@ -34,14 +35,14 @@ def quantized_groups(values, GROUP: tl.constexpr, INTEGERS: tl.constexpr):
 @triton.jit(do_not_specialize=["M"])
 def _quantize_groups(
     numbers, factors, rows, stride, M, K, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK: tl.constexpr,
-    GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, several groups). numbers [M, K], factors [groups, M]."""
+    """Program: several groups of a row, PARTS of which are the row. numbers [M, K], factors [groups, M]."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    groups = tl.program_id(1) * BLOCK_G + tl.arange(0, BLOCK_G)
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    groups = tl.program_id(0) % PARTS * BLOCK_G + tl.arange(0, BLOCK_G)
     lanes = tl.arange(0, BLOCK)
     columns = groups[:, None] * GROUP + lanes[None, :]
     real = (lanes < GROUP)[None, :] & (columns < K)
@@ -69,12 +70,14 @@ def quantize(
     numbers, factors = room_for(num_rows, size, group, dtype, multiple, rows.device)
     groups, room = factors.shape
     block = launch.power_of_two(group)
-    together = min(launch.power_of_two(groups), max(1, _AT_ONCE // block))
+    together = min(launch.power_of_two(groups), max(1, AT_ONCE // block))
     warps = min(16, max(1, block * together // 512))
+    parts = triton.cdiv(groups, together)
     if num_rows:
-        launch.on(_quantize_groups, (num_rows, triton.cdiv(groups, together)))(
+        launch.on(_quantize_groups, (num_rows * parts,))(
             numbers, factors, rows, rows.stride(0), room, size, GROUP=group, BLOCK_G=together, BLOCK=block,
-            GATED=gate is not None, GELU=gate == "gelu_tanh", PDL=launch.dependent(), **launch.options(warps),
+            PARTS=parts, GATED=gate is not None, GELU=gate == "gelu_tanh", PDL=launch.dependent(),
+            **launch.options(warps),
         )  # fmt: skip
     return numbers, factors
 
