@@ -1,9 +1,12 @@
 """Steps of a draft model as native calls: the guesses are those of steps as batches, and as right."""
 
+import itertools
+
 import pytest
 
 from pagemill.model.kernels.native import library
 from pagemill.model.network.native_plan import NotPlannable
+from pagemill.worker.spec_decode.adaptive import AdaptiveCounts
 from pagemill.worker.spec_decode.draft_model import DraftModelProposer
 from pagemill.worker.spec_decode.native_draft import NativeDraft
 from tests.conformance.test_speculation_proposers import SMALL, Run, draft_of
@@ -82,7 +85,10 @@ def test_what_nobody_asks_for_waits_until_somebody_does_or_a_block_is_full(monke
         assert (self._computed[slots] >= full).all()
         (waited if (behind > 0).any() else computed).append(self.is_asked)
 
+    turns = itertools.count()
     monkeypatch.setattr(DraftModelProposer, "follow", noted)
+    # When drafts are worth it depends on times; here, nobody is asked in seven of ten steps.
+    monkeypatch.setattr(AdaptiveCounts, "pauses", lambda _: next(turns) % 10 > 2)
     if not native:
         monkeypatch.setattr(NativeDraft, "__init__", refuse)
     plain = Run(checkpoint, prompts={"one": prompt}, params=params, **SETTINGS)
@@ -95,8 +101,8 @@ def test_what_nobody_asks_for_waits_until_somebody_does_or_a_block_is_full(monke
         found[adaptive] = dict(seen)
         assert bool(waited) == adaptive
         assert not any(waited)
-    assert len(waited) > 20
+    assert len(waited) > 10
     both = found[True].keys() & found[False].keys()
-    assert len(both) > 8
+    assert len(both) > 3
     for text in both:  # where a block ends, there may be room for more of them in one run than in the other
         assert all(one == other for one, other in zip(found[True][text], found[False][text], strict=False)), text
