@@ -287,6 +287,7 @@ class EngineCore:
 
 def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
     """What a scheduler may put into one step, and in which order, taken from an engine's configuration."""
+    num_drafts = config.speculation.speculative_config.num_speculative_tokens or 0
     return SchedulerLimits(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -299,10 +300,8 @@ def scheduler_limits(config: EngineConfig) -> SchedulerLimits:
         scores_forced=config.model.logprobs_mode in (LogprobsMode.RAW_LOGPROBS, LogprobsMode.RAW_LOGITS),
         # A processor of somebody's own may rule out the one token that a mask leaves.
         holds_forced=not processor_paths(config.model.logits_processors),
-        num_drafts=config.speculation.speculative_config.num_speculative_tokens or 0,
-        lookahead=0
-        if config.draft is None
-        else 1 + (config.speculation.speculative_config.num_speculative_tokens or 0),
+        num_drafts=num_drafts,
+        lookahead=0 if config.draft is None else 1 + num_drafts,
     )
 
 

@@ -17,7 +17,7 @@ class OpenFile:
     they are the same file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Raises OSError for a file that cannot be opened."""
         self.number = -1
         """Of the system's."""
         self.path = path

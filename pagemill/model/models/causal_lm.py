@@ -72,6 +72,14 @@ class GivesHidden(nn.Module):
             self._program = Program(self.network, self._graph)
 
 
+def is_of_other_stage(layer: str, num_layers: int, here: nn.ModuleDict) -> bool:
+    """Whether a checkpoint layer is one of so many numbered layers, or part of one, that is not `here`."""
+    head, _, rest = layer.partition(".")
+    name = rest.partition(".")[0]
+    index = index_of(name)
+    return head == "layers" and index is not None and index < num_layers and name not in here
+
+
 class CausalLM(GivesHidden):
     """A decoder that predicts the next token. Subclasses say how a layer is made and what differs.
 
@@ -242,11 +250,7 @@ class CausalLM(GivesHidden):
             return self.tied or not self.has_head
         if layer == "score":
             return self.pooling_head is None
-        head, _, rest = layer.partition(".")
-        name = rest.partition(".")[0]
-        index = index_of(name)
-        is_layer = head == "layers" and index is not None and index < self.config["num_hidden_layers"]
-        return is_layer and name not in self.layers
+        return is_of_other_stage(layer, self.config["num_hidden_layers"], self.layers)
 
     def take_kv_scale(self, layer: str, which: str, scale: float) -> None:
         """Of the keys (k) or values (v) of a layer's attention, for a cache of 8-bit floats. Raises ModelError."""

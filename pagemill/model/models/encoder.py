@@ -10,9 +10,8 @@ from pagemill.model.attention.layer import Attention
 from pagemill.model.distributed.split import even_split
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import ColumnLinear, JoinedColumnLinear, Linear, RowLinear
-from pagemill.model.models.causal_lm import CausalLM
+from pagemill.model.models.causal_lm import CausalLM, is_of_other_stage
 from pagemill.model.network.operations import Network, Value
-from pagemill.utils.text import index_of
 
 _ENDS = (
     *("embed_tokens", "embed_positions", "embed_types", "embed_norm", "norm"),
@@ -37,17 +36,9 @@ class Encoder(CausalLM):
 
     def elsewhere(self, layer: str) -> bool:
         """Heads that are not asked for are not loaded; nor are, of another pipeline stage, its layers."""
-        head, _, rest = layer.partition(".")
-        name = rest.partition(".")[0]
-        index = index_of(name)
-        if head in _ENDS:
+        if layer.partition(".")[0] in _ENDS:
             return True
-        return (
-            head == "layers"
-            and index is not None
-            and index < self.config["num_hidden_layers"]
-            and name not in self.layers
-        )
+        return is_of_other_stage(layer, self.config["num_hidden_layers"], self.layers)
 
 
 class EncoderAttention(nn.Module):

@@ -163,7 +163,8 @@ class DraftedSteps:
 
     @torch.inference_mode()
     def guess(self, batch: InputBatch) -> Pending[Int32Array] | None:
-        """As `GuessesBehind` says."""
+        """Queue guesses behind the step that ran last, if that was of this batch and a graph: [R, drafts] on their way;
+        None where they are not guessed so. See `GuessesBehind`."""
         step = self._replayed
         if step is None or step.batch is not batch or self._found is None:
             return None

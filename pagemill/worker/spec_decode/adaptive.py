@@ -108,7 +108,8 @@ class AdaptiveCounts:
     def keeps_all(self, slots: Int32Array, most: Int32Array) -> bool:
         """Whether `choose` would find that slots which have had drafts should verify as many as they may have, whatever
         these are."""
-        return self.asks_all(slots) and self._best(slots, most.tolist()) == most.tolist()
+        counts: list[int] = most.tolist()
+        return self.asks_all(slots) and self._best(slots, counts) == counts
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""

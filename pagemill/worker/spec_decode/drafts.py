@@ -63,11 +63,11 @@ class FoundDrafts(NamedTuple):
     found: Sequence[Int32Array]
 
     def ready(self) -> bool:
-        """They are."""
+        """Always: a proposer on the host has found them."""
         return True
 
     def result(self) -> Drafts:
-        """The message."""
+        """The drafts of all slots as one message."""
         return Drafts(self.counts, np.concatenate(self.found, dtype=np.int32))
 
 
@@ -79,11 +79,11 @@ class Stopwatch:
         self._began: float | None = None
 
     def start(self) -> None:
-        """From now on."""
+        """Count the time from now on."""
         self._began = time.perf_counter()
 
     def stop(self) -> None:
-        """Until now, if it was started."""
+        """Count no further; nothing where it was not started."""
         if self._began is not None:
             self._seconds += time.perf_counter() - self._began
             self._began = None

@@ -443,7 +443,7 @@ class Prepared:
 
 
 def prepare(weights: LayerWeights) -> Prepared:
-    """For `packed_layer`."""
+    """Descriptors of a layer's weights and memory for its barriers, as `packed_layer` takes them."""
     device = weights.o.words.device
     size = (9 * HIDDEN + 4 * weights.down.num_inputs) * MAX_ROWS // 8
     maps = tuple(found for one in weights.linears for found in _descriptors(one))

@@ -94,7 +94,7 @@ class _Places:
         self._header, self._begin = safetensors_places(path)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor."""
+        """The shape of a tensor, as the header says it."""
         return tuple(self._header[name]["shape"])
 
     def find(self, name: str, shape: tuple[int, ...], part: Part) -> FileTensor | None:
