@@ -28,14 +28,11 @@ from pagemill.model.kernels.triton.together import compile_together
 HIDDEN, INNER, MIXED, QKV, GROUP, LAYERS = 4096, 12288, 4096, 6144, 128, 36
 EPS = 1e-6
 CONFIGS: tuple[dict[str, Any], ...] = (
-    {"ahead": 0},
-    {"ahead": 4},
     {},
-    {"ahead": 8},
-    {"ahead": 0, "stages": 3},
-    {"ahead": 0, "stages": 5},
-    {"ahead": 0, "stages": 6},
-    {"ahead": 0, "num_warps": 16},
+    {"stages": 3},
+    {"stages": 5},
+    {"stages": 6},
+    {"num_warps": 16},
 )
 PAUSE = 20_000
 """Clock ticks between layers, as attention would take them."""
@@ -106,8 +103,7 @@ class Bench:
         if options is None:
             return today(attended, residual, self.layers[number])
         qkv = torch.empty(self.rows, QKV, dtype=torch.bfloat16, device="cuda")
-        following = self.layers[(number + 1) % LAYERS]
-        packed_layer(qkv, attended, residual, self.prepared[number], following=following, polls=POLLS, **options)
+        packed_layer(qkv, attended, residual, self.prepared[number], polls=POLLS, **options)
         return qkv
 
     def chain(self, options: dict[str, Any] | None, pause: bool = False) -> tuple[Tensor, Tensor]:
@@ -128,7 +124,9 @@ class Bench:
         return off(qkv, wanted[0]), off(residual, wanted[1])
 
     def report(self, options: dict[str, Any] | None) -> None:
-        name = "today" if options is None else ", ".join(f"{key}={value}" for key, value in options.items())
+        name = (
+            "today" if options is None else ", ".join(f"{key}={value}" for key, value in options.items()) or "as chosen"
+        )
         name = f"{self.rows} rows, {name or 'as chosen'}"
         try:
             wrong = self.check(options)

@@ -68,8 +68,8 @@ def wanted(attended: Tensor, residual: Tensor, layer: LayerWeights) -> tuple[Ten
     return times(normed(x, layer.norm2, EPS[1]), layer.qkv), x
 
 
-def kernel_of(layer: LayerWeights, following: LayerWeights | None = None) -> PackedLayer:
-    kernel = between(layer, following)
+def kernel_of(layer: LayerWeights) -> PackedLayer:
+    kernel = between(layer)
     assert kernel is not None
     return kernel
 
@@ -97,7 +97,7 @@ def test_every_number_of_rows(sizes: tuple[int, int, int]):
 @pytest.mark.usefixtures("launches")
 def test_layers_one_after_the_other_in_a_captured_graph(rows: int):
     layers = [random_layer(4096, 4096, 4096) for _ in range(4)]
-    kernels = [kernel_of(*pair) for pair in zip(layers, (*layers[1:], None), strict=True)]
+    kernels = [kernel_of(layer) for layer in layers]
     first, start = inputs_of(rows, layers[0])
 
     def run_all() -> tuple[Tensor, Tensor]:

@@ -58,19 +58,14 @@ def fits(weights: LayerWeights) -> bool:
     return plain and mixed % _INPUTS == outputs == rest == 0 and gates <= _MOST_GATES and parts <= _MOST_QKV
 
 
-def _shapes(weights: LayerWeights) -> list[tuple[int, int]]:
-    return [(one.num_outputs, one.num_inputs) for one in weights.linears]
-
-
 class PackedLayer:
     """The kernel for one place in a model."""
 
-    def __init__(self, kernels: ModuleType, weights: LayerWeights, following: LayerWeights | None) -> None:
-        """`kernels`: triton/packed_layer.py. `following`: of the same sizes."""
+    def __init__(self, kernels: ModuleType, weights: LayerWeights) -> None:
+        """`kernels`: triton/packed_layer.py."""
         self._kernels = kernels
         self._num_outputs = weights.qkv.num_outputs
         self._prepared = kernels.prepare(weights)
-        self._following = following
 
     @staticmethod
     def takes(x: Tensor) -> bool:
@@ -80,16 +75,14 @@ class PackedLayer:
     def run(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """[T, MIXED] and [T, HIDDEN], rows side by side, -> qkv [T, QKV], and the residual's sum, in its place."""
         qkv = attended.new_empty(len(attended), self._num_outputs)
-        self._kernels.packed_layer(qkv, attended, residual, self._prepared, following=self._following)
+        self._kernels.packed_layer(qkv, attended, residual, self._prepared)
         return qkv, residual
 
 
-def between(weights: LayerWeights, following: LayerWeights | None = None) -> PackedLayer | None:
-    """None where there is no kernel for these weights where they are. `following`: those of the next layer, which may
-    be fetched into the cache."""
+def between(weights: LayerWeights) -> PackedLayer | None:
+    """None where there is no kernel for these weights where they are."""
     device = weights.o.words.device
     if not fits(weights) or not is_hopper(device) or num_processors(device) < PROGRAMS:
         return None
     kernels = triton_kernels("packed_layer")
-    same = following is not None and fits(following) and _shapes(following) == _shapes(weights)
-    return None if kernels is None else PackedLayer(kernels, weights, following if same else None)
+    return None if kernels is None else PackedLayer(kernels, weights)

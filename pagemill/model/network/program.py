@@ -219,8 +219,7 @@ def _chain_pair(op: ChainPair) -> Function:
     first = _norm_chain(op.first)
     second = _norm_chain(op.second)
     weights = _weights_between(op)
-    following = None if op.following is None else _weights_between(op.following)
-    together = None if weights is None else between(weights, following)
+    together = None if weights is None else between(weights)
 
     def run(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         if together is not None and together.takes(x):

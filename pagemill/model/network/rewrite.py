@@ -5,7 +5,6 @@ Knows operations; no model, no device.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,8 +90,6 @@ class ChainPair(Operation):
 
     first: NormChain
     second: NormChain
-    following: "ChainPair | None" = None
-    """The next one, which a kernel may prepare for."""
 
 
 class Graph:
@@ -325,7 +322,6 @@ def fuse_norms(graph: Graph) -> Graph:
 
 def fuse_chains(graph: Graph) -> Graph:
     """Norms with linear layers before and after them, two by two: what is between the attentions of two layers."""
-    pairs: list[ChainPair] = []
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
@@ -335,11 +331,8 @@ def fuse_chains(graph: Graph) -> Graph:
         if first is None or not _is_whole(first) or first.outputs != op.inputs or not graph.follows(first, op):
             continue
         if first not in fused and graph.only_reader(first.outputs[1]) is op:
-            pairs.append(ChainPair(first.inputs, op.outputs, first, op))
-            fused[op] = pairs[-1]
+            fused[op] = ChainPair(first.inputs, op.outputs, first, op)
             gone.add(first)
-    for pair, following in itertools.pairwise(pairs):
-        pair.following = following
     return _replaced(graph, fused, gone)
 
 

@@ -35,8 +35,6 @@ from pagemill.model.kernels.triton.packed_layer_asm import (
     FIRST_SUM_ARGS,
     MEET,
     MEET_ARGS,
-    PREFETCH,
-    PREFETCH_ARGS,
     PRODUCT,
     PRODUCT_ARGS,
 )
@@ -44,8 +42,6 @@ from pagemill.model.kernels.triton.packed_layer_asm import (
 NUM_WARPS = 8
 STAGES = {1: 4, 2: 4, 4: 4, 8: 4}
 """By rows: tiles of 16 outputs by 4,096 inputs in the ring, 34 KiB each, beside 8 KiB of sums for each row."""
-AHEAD = 6
-"""Tiles of a program, 4 MiB of all, that the next layer finds in the L2 cache."""
 POLLS = 1 << 22
 """After so many looks at a barrier, some seconds, a program stops the kernel with an error."""
 
@@ -73,29 +69,8 @@ def _copy(words, scales, tile, first, quad, stage, scale_stage, full):
 
 
 @gluon.jit
-def _prefetch(next_o, next_gates, SIZES: gl.constexpr, AHEAD: gl.constexpr):
-    """The first AHEAD tiles of the next layer into the L2 cache, where they come while attention computes: 1 KiB for
-    each lane."""
-    OWN_O: gl.constexpr = SIZES[0] // 2048
-    OWN_GATES: gl.constexpr = SIZES[1] // 2048
-    AFTER_O: gl.constexpr = OWN_O * (SIZES[2] // 4096)
-    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-    for step in range(AHEAD):
-        words = next_o
-        tile = gl.program_id(0) * OWN_O + step % OWN_O
-        first = tile // 4 * (SIZES[2] // 128) + step // OWN_O * 32
-        if step >= AFTER_O:
-            words = next_gates
-            tile = gl.program_id(0) * OWN_GATES + step - AFTER_O
-            first = tile // 4 * (SIZES[0] // 128)
-        places = words + (first + lane) * 1024 + tile % 4 * 256
-        gl.inline_asm_elementwise(PREFETCH, PREFETCH_ARGS, [places.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def _fetch(
-    weights, next_o, next_gates, rings,
-    SIZES: gl.constexpr, LAST: gl.constexpr, STAGES: gl.constexpr, AHEAD: gl.constexpr,
+    weights, rings, SIZES: gl.constexpr, LAST: gl.constexpr, STAGES: gl.constexpr
 ):  # fmt: skip
     """One warp: the tile of each step, and its scales. SIZES: outputs of o, inner, inputs of o, outputs of qkv."""
     program = gl.program_id(0)
@@ -129,8 +104,6 @@ def _fetch(
         else:
             tile = program * OWN_QKV + step - AFTER_DOWN
             _copy(weights[6], weights[7], tile, tile // 4 * (SIZES[0] // 128), 0, stage, scales, full)
-    if AHEAD > 0:
-        _prefetch(next_o, next_gates, SIZES, AHEAD)
 
 
 @gluon.jit
@@ -389,9 +362,9 @@ def _compute(
 @gluon.jit(do_not_specialize=["M"])
 def _packed_layer(
     out, attended, residual, M, flags, scratch, norm1, norm2, eps1, eps2,
-    words0, scales0, words1, scales1, words2, scales2, words3, scales3, next_o, next_gates,
+    words0, scales0, words1, scales1, words2, scales2, words3, scales3,
     HIDDEN: gl.constexpr, INNER: gl.constexpr, MIXED: gl.constexpr, QKV: gl.constexpr, STAGES: gl.constexpr,
-    ROWS: gl.constexpr, W: gl.constexpr, AHEAD: gl.constexpr, POLLS: gl.constexpr, PDL: gl.constexpr,
+    ROWS: gl.constexpr, W: gl.constexpr, POLLS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Words in boxes of 32 x 8 x 32, scales of 32 x 16."""
     SIZES: gl.constexpr = (HIDDEN, INNER, MIXED, QKV)
@@ -413,7 +386,7 @@ def _packed_layer(
             (_compute, (
                 out, attended, residual, M, flags, scratch, norms, rings, SIZES, STAGES, ROWS, W, POLLS, PDL,
             )),
-            (_fetch, (weights, next_o, next_gates, rings, SIZES, LAST, STAGES, AHEAD)),
+            (_fetch, (weights, rings, SIZES, LAST, STAGES)),
         ],
         [1],
         [24],
@@ -453,20 +426,17 @@ def prepare(weights: LayerWeights) -> Prepared:
 
 def packed_layer(
     out: Tensor, attended: Tensor, residual: Tensor, layer: Prepared, *,
-    following: LayerWeights | None = None, ahead: int = AHEAD, num_warps: int = NUM_WARPS, stages: int | None = None,
-    polls: int = POLLS,
+    num_warps: int = NUM_WARPS, stages: int | None = None, polls: int = POLLS,
 ) -> None:  # fmt: skip
     """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV];
-    the residual's sum in its place. `following`: the next layer, of which `ahead` tiles are fetched into the cache."""
+    the residual's sum in its place."""
     num_rows = len(attended)
     rows = launch.power_of_two(num_rows)
     weights = layer.weights
-    next_layer = weights if following is None else following
     launch.on(_packed_layer, (PROGRAMS,))(
         out, attended.view(torch.int32), residual, num_rows, layer.flags, layer.memory, weights.norm1, weights.norm2,
-        *weights.eps, *layer.maps, next_layer.o.words.view(torch.int32), next_layer.gate_up.words.view(torch.int32),
+        *weights.eps, *layer.maps,
         HIDDEN=HIDDEN, INNER=weights.down.num_inputs, MIXED=weights.o.num_inputs, QKV=weights.qkv.num_outputs,
         STAGES=stages or STAGES[rows], ROWS=rows, W=num_warps,
-        AHEAD=0 if following is None else ahead, POLLS=polls, PDL=launch.dependent(),
-        **launch.options(num_warps),
+        POLLS=polls, PDL=launch.dependent(), **launch.options(num_warps),
     )  # fmt: skip

@@ -95,7 +95,3 @@ MET:
 """$1: flags of 128 programs; $2: this program; $3: its turn, which it shows and then sees of all others, each thread of
 one; $4: so often they look, then the kernel ends with an error. Turns count on from launch to launch, and may wrap."""
 MEET_ARGS = gl.constexpr("=r,l,r,r,r")
-
-PREFETCH = gl.constexpr("{ cp.async.bulk.prefetch.L2.global [$1], 1024; mov.u32 $0, 0; }")
-PREFETCH_ARGS = gl.constexpr("=r,l")
-"""$1: an address, of which 1 KiB comes into the L2 cache."""

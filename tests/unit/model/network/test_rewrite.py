@@ -91,7 +91,6 @@ def test_what_is_between_two_attentions_becomes_one_operation():
     pairs = [op for op in graph.operations if isinstance(op, ChainPair)]
     assert all(pair.first.outputs == pair.second.inputs for pair in pairs)
     assert pairs[1].inputs[1] is pairs[0].outputs[1]
-    assert [pair.following for pair in pairs] == [pairs[1], None]
 
 
 def test_what_is_read_between_two_attentions_is_made_apart():
