@@ -35,6 +35,12 @@ MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
 """Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
+MERGED_AT_ONCE = 4
+"""Parts that it reads in one turn."""
+MERGED_ALONE = 16
+"""The same of one request by itself, if so many registers of a thread hold them; then it is faster than a kernel, whatever
+their number."""
+MERGE_REGISTERS = 128
 SMALL_BATCH = 64
 """Requests up to which one variant of the planning kernel does."""
 MIN_PREFIX = 256
@@ -155,7 +161,8 @@ class TritonBuilder(MetadataBuilder):
             BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests), PDL=launch.dependent(),
             **launch.options(),
         )  # fmt: skip
-        merges = cascade is not None or requests + budget > FEW_PARTS * requests
+        together = _merged_at_once(partial, self._decode, requests) == MERGED_ALONE
+        merges = cascade is not None or not (together or requests + budget <= FEW_PARTS * requests)
         prompts = self._plan_prompts(common, tiles, num_tiles) if num_tiles and self._has_prompts else None
         return TritonMetadata(
             common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill,
@@ -227,6 +234,13 @@ class _Role:
     split: bool = True
 
 
+def _merged_at_once(partial: Partial, tiles: Tiles, num_requests: int) -> int:
+    """Parts that the program which merges them reads in one turn."""
+    rows, size = power_of_two(partial.out.shape[2]), partial.out.shape[3]
+    alone = num_requests == 1 and size > 64 and MERGED_ALONE * rows * size <= MERGE_REGISTERS * 32 * tiles.warps
+    return MERGED_ALONE if alone else MERGED_AT_ONCE
+
+
 class TritonImpl(AttentionImpl):
     """Writes keys and values, attends to the splits and the tiles, merges the splits."""
 
@@ -291,8 +305,10 @@ class TritonImpl(AttentionImpl):
             BLOCK_M=tiles.rows, BLOCK_N=tiles.keys, PAGE=common.block_size, ROWS=partial.out.shape[2],
             WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0, HAS_CAP=spec.soft_cap is not None,
             HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None, SCALED=kv_cache.element_size() == 1,
-            SPLIT=role.split, CASCADE=role.cascade, MERGE=role.split and not metadata.merges, PDL=launch.dependent(),
-            num_stages=tiles.stages, **launch.options(tiles.warps),
+            SPLIT=role.split, CASCADE=role.cascade,
+            MERGE=_merged_at_once(partial, tiles, common.num_requests) if role.split and not metadata.merges else 0,
+            MERGE_ROWS=power_of_two(partial.out.shape[2]), PDL=launch.dependent(), num_stages=tiles.stages,
+            **launch.options(tiles.warps),
         )  # fmt: skip
 
     def _merge(self, output: Tensor, metadata: TritonMetadata) -> None:
