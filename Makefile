@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
-NETWORK := tests/unit/model tests/unit/worker
+NETWORK := tests/unit/model tests/unit/worker tests/unit/engine
 # Tests write thousands of small files, which on a disk cost seconds, most of them when pytest deletes those of earlier
 # runs: in memory where there is room and libraries may be loaded from, which only keeps what failed.
 IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 { print "/dev/shm" }')
@@ -76,7 +76,7 @@ clients: $(VENV)/.stamp-dev ## other people's clients against a server, each in 
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/clients/run.py $(ARGS)
 
-check: $(VENV)/.stamp-dev ## the inner loop, about a minute on two cores: lint, types, contracts, budgets, fast unit tests
+check: $(VENV)/.stamp-dev ## the inner loop, under a minute on two cores: lint, types, contracts, budgets, fast unit tests
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-network unit-serving lint
 
 lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, places of tests, generated docs

@@ -3,6 +3,7 @@
 
 import gc
 import itertools
+import logging
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -56,6 +57,10 @@ def pytest_collection_finish() -> None:
     unless a test uses `freezing`."""
     FREEZE()
     gc.freeze = gc.unfreeze = lambda: None
+    # Torch's forty loggers keep to themselves: pytest would add its handlers to each, six times a test.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)

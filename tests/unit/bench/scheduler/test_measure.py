@@ -16,6 +16,7 @@ ADMISSION_FIGURES = {"admit_1k_ms", "admit_1k_new_ms", "admit_1k_bytes", "admit_
 HASH_FIGURES = {f"hash_ns_per_token_{algorithm}" for algorithm in HashAlgorithm}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("freezing")
 def test_every_figure_is_there_once_per_repetition(work: SchedulerWork):
     gc.unfreeze()

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from pagemill.errors import EngineDeadError
 from pagemill.messages.fleet import EngineDown
 from pagemill.serve.client.balancer import RoundRobin
@@ -62,6 +64,7 @@ async def test_another_engine_takes_over_from_one_that_cannot_be_reached():
     await fleet.client.close()
 
 
+@pytest.mark.slow
 async def test_attempts_go_on_for_as_long_as_nobody_says_that_the_engine_is_gone():
     fleet, (request,) = Fleet(), requests(1)
     attempts = []

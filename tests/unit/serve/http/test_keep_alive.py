@@ -65,6 +65,7 @@ def test_while_a_request_waits_and_between_tokens(num_free: int) -> None:
     assert lines[-2] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_anthropics_clients_get_pings() -> None:
     _, lines = lines_of(Held(2), "/v1/messages", CHAT, "event: ping", count=2)
     kinds = [line for line in lines if line.startswith("event: ")]

@@ -54,6 +54,7 @@ def text_of(raw: bytes) -> str:
     return "".join(json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events)
 
 
+@pytest.mark.slow
 def test_events_are_written_directly_once_the_response_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[bytes] = []
     write = DirectProtocol.write_chunk

@@ -17,6 +17,7 @@ from pagemill.serve.http.tls import Tls
 from tests.fakes.certificates import ONE, TWO
 from tests.fakes.engine import running_server, wait_until
 from tests.fakes.fake_core import FakeCore
+from tests.marks import slow
 
 BODY = {"prompt": "ab", "max_tokens": 6}
 
@@ -60,6 +61,7 @@ def test_answers_whole_and_streamed(pem: Path) -> None:
             httpx.get(url.replace("https", "http"), timeout=60)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_aborted(pem: Path) -> None:
     core = FakeCore(step_s=0.1)
     body = BODY | {"stream": True, "max_tokens": 200}
@@ -98,6 +100,7 @@ def test_handshakes_that_are_not_finished_count_as_connections_and_give_way(pem:
             sock.close()
 
 
+@pytest.mark.slow
 def test_where_all_connections_are_at_work_a_handshake_is_hung_up(pem: Path) -> None:
     core = FakeCore(step_s=0.1)
     body = BODY | {"stream": True, "max_tokens": 200}
@@ -112,7 +115,7 @@ def test_where_all_connections_are_at_work_a_handshake_is_hung_up(pem: Path) -> 
         wait_until(lambda: core.aborted, 120)
 
 
-@pytest.mark.parametrize("begin", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("begin", [b"", slow(b"\x16\x03\x01\x02\x00\x01"), slow(b"GET / HTTP/1.1\r\n\r\n")])
 def test_a_handshake_must_be_finished_in_time(pem: Path, begin: bytes) -> None:
     with running_server(FakeCore(), ssl_certfile=str(pem), timeout_request_head=0.2) as url, dial(url) as sock:
         sock.sendall(begin)

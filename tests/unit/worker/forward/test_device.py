@@ -117,6 +117,7 @@ def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     assert (platform.maker.num_replays > 20) == (mode != "NONE")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NONE", slow("FULL_AND_PIECEWISE")])
 def test_one_request_whose_logits_are_changed_changes_no_other(checkpoint, expected, mode):
     """A row is the same whether or not a processor changes another one, and no processor sees it."""
@@ -139,6 +140,7 @@ def test_one_request_whose_logits_are_changed_changes_no_other(checkpoint, expec
     assert client.tokens == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NONE", slow("PIECEWISE"), "FULL_AND_PIECEWISE"])
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.4}], ids=str)
@@ -399,6 +401,7 @@ def test_a_steady_step_sends_nothing(checkpoint):
     assert counts.count(0) >= 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "FULL"])
 def test_requests_that_need_their_logits_changed_are_sampled_apart(checkpoint, mode):
     every = list(range(3, 320))
@@ -412,6 +415,7 @@ def test_requests_that_need_their_logits_changed_are_sampled_apart(checkpoint, m
     assert tokens["ahead"] == tokens["waits"]
 
 
+@pytest.mark.slow
 def test_a_prompt_of_one_token_decodes_from_the_start(checkpoint):
     tokens = []
     for platform in (None, QueuedPlatform()):

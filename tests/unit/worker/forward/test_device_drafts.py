@@ -109,6 +109,7 @@ def test_every_proposer_in_a_crowded_cache(checkpoint, toy, proposer, mode):
     assert found.tokens == expected.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NONE", slow("FULL_AND_PIECEWISE")])
 def test_accepted_drafts_on_a_device_have_their_own_log_probabilities(checkpoint, toy, mode):
     asked = {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}
@@ -122,6 +123,7 @@ def test_accepted_drafts_on_a_device_have_their_own_log_probabilities(checkpoint
     assert found.client.prompt_logprobs.keys() == expected.client.prompt_logprobs.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
 def test_a_start_that_measures_memory_precompiles_steps_that_verify(checkpoint, toy, mode, monkeypatch):
     verified, lengths = [], []

@@ -41,6 +41,7 @@ SAMPLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cases(one_in=12)
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 @pytest.mark.parametrize("sampling", SAMPLING)

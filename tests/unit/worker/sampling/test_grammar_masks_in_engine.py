@@ -69,6 +69,7 @@ def check_forms(client):
         assert accepts(vocabulary, text, **form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_the_host(checkpoint, grammar_of, dtype):
     """In bfloat16 most steps are native calls."""

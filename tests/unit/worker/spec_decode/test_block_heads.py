@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 20}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 @pytest.mark.parametrize("changes", [WINDOWS, {"draft_vocab_size": 90}], ids=["windows", "mapped"])
 def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode, changes):

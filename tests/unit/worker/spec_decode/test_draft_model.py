@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 @pytest.mark.parametrize("blocks", [100, 13])
 @pytest.mark.parametrize("itself", [False, True], ids=["small", "itself"])

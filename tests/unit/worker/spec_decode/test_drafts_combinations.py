@@ -92,6 +92,7 @@ def each(**params):
     return {name: (prompt, {"max_tokens": 24, **params}) for name, prompt in PROMPTS.items()}
 
 
+@pytest.mark.slow
 def test_of_filters(checkpoints):
     params = {"temperature": 0.9, "top_k": 20, "top_p": 0.8, "min_p": 0.01, "seed": 3}
     plain, drafted = compare(checkpoints("LlamaForCausalLM"), each(**params))
@@ -109,6 +110,7 @@ def test_what_became_of_drafts_is_counted(checkpoints):
     assert len(counts.num_accepted_per_pos) == 4
 
 
+@pytest.mark.slow
 def test_steps_of_many_requests_may_have_none(checkpoints):
     asked = each(temperature=0.0)
     plain = Run(checkpoints("LlamaForCausalLM"), asked)

@@ -58,6 +58,7 @@ def reader():
     PROPOSERS.remove("reader")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [None, "NONE", "FULL_AND_PIECEWISE", "PIECEWISE"])
 def test_they_are_those_of_the_reference(checkpoint, reader, mode):
     params = {"temperature": 0.0}

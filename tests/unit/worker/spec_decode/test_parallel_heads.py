@@ -15,6 +15,7 @@ __all__ = ["own_backends"]
 pytestmark = [pytest.mark.usefixtures("plain_kernels"), pytest.mark.cases(one_in=2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 def test_they_guess_what_they_do_on_the_host(monkeypatch, tmp_path, mode):
     guesses = {}

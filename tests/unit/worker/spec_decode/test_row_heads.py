@@ -33,6 +33,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "mode", "sampling"), CASES)
 def test_they_guess_what_they_do_on_the_host(monkeypatch, checkpoint, guesses, tmp_path, make, mode, sampling):
     modes = note_modes(monkeypatch)

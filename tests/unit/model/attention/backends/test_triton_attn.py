@@ -73,6 +73,7 @@ def test_random_batches(seed):
     check(PagedCase(spec, requests, pick.choice([16, 32, 48]), device=DEVICE, seed=seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ["decodes", slow("prefills"), slow("mixed")])
 def test_bfloat16_is_close(batch):
     spec = AttentionLayerSpec(8, 2, 64, 0.125)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 SPEC = AttentionLayerSpec(4, 2, 64, 64**-0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize(
     "spec", [SPEC, AttentionLayerSpec(3, 1, 80, 80**-0.5, soft_cap=8.0)], ids=["plain", "soft cap, group of 3"]
@@ -26,6 +27,7 @@ def test_attention(spec, requests):
     torch.testing.assert_close(case.run(InvariantTritonBackend).double(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_captured_graph():
     case = PagedCase(SPEC, [(1, 40), (1, 270)], device=DEVICE)
     found = case.padded(4, 4, min_query_len=0).run(InvariantTritonBackend)[:2]

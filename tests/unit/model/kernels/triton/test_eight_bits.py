@@ -81,7 +81,7 @@ def test_a_few_rows(kind, dtype, choice: FewChoice, gate: str | None, with_bias:
     assert not counters.any()
 
 
-@pytest.mark.cases(one_in=3)
+@pytest.mark.cases(one_in=6)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("gate", "with_bias", "outputs", "inputs"),
@@ -125,7 +125,7 @@ def test_rows_are_quantized_by_groups(dtype: torch.dtype, group: int, gate: str 
     assert same > (0.9 if DEVICE == "cpu" and dtype == FP8 else 0.999)
 
 
-@pytest.mark.cases(one_in=4)
+@pytest.mark.cases(one_in=8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gate", [None, "silu"])
 def test_the_number_of_rows_decides_how(monkeypatch, kind: str, gate: str | None):

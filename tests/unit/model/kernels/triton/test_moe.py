@@ -131,6 +131,7 @@ def test_weights_of_8_bits(num_tokens: int):
     close(result, reference_experts(x, *packed, *routed, SILU, scales))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [1, 30])
 @pytest.mark.parametrize(("size", "inner", "dtype"), [(128, 100, torch.bfloat16), (320, 192, torch.float32)])
 def test_weights_of_8_bits_with_factors_of_groups(num_tokens: int, size: int, inner: int, dtype: torch.dtype):

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.fakes.fake_core import FakeCore
 from tests.unit.serve.http.conftest import Connect
 
@@ -16,6 +18,7 @@ async def test_props(connect: Connect) -> None:
     assert "/nowhere" not in str(props), "where the files are is told to nobody"
 
 
+@pytest.mark.slow
 async def test_as_many_slots_work_as_requests_run(connect: Connect) -> None:
     core = FakeCore(step_s=0.01)
     client = await connect(core, scheduler={"max_num_seqs": 3})

@@ -217,6 +217,7 @@ async def test_a_call_of_the_workers(connect: Connect, dev_mode: None) -> None:
     assert answer.json() == {"results": [{"rank": 0}]}
 
 
+@pytest.mark.slow
 async def test_a_server_that_drains_completes_what_it_has(connect: Connect, dev_mode: None) -> None:
     core = FakeCore(step_s=0.002)
     client = await connect(core)
