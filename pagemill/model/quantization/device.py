@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import eight_bits, moe, packed
+from pagemill.model.kernels.packed import Packed
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device_experts import DeviceExperts
@@ -27,9 +28,9 @@ class GroupedWeight(LinearWeight):
 
     gives_rows = True
 
-    def __init__(self, weight: packed.Packed, dtype: torch.dtype, gate: str | None) -> None:
+    def __init__(self, weight: Packed, dtype: torch.dtype, gate: str | None) -> None:
         """`dtype`: of `rows`."""
-        self.packed = self.weight = weight
+        self.packed: Packed = weight
         self.gate = gate
         self._dtype = dtype
 
@@ -37,14 +38,14 @@ class GroupedWeight(LinearWeight):
         if torch.compiler.is_compiling():
             from pagemill.model.kernels import packed_op  # deferred: registering takes time, and only compilers ask
 
-            return packed_op.traced_linear(x, self.weight, bias, self.gate)
-        return packed.linear(x, self.weight, bias, self.gate)
+            return packed_op.traced_linear(x, self.packed, bias, self.gate)
+        return packed.linear(x, self.packed, bias, self.gate)
 
     def logits(self, x: Tensor) -> Tensor:
-        return packed.linear(x, self.weight, out_dtype=torch.float32)
+        return packed.linear(x, self.packed, out_dtype=torch.float32)
 
     def rows(self, indices: Tensor) -> Tensor:
-        return packed.rows(self.weight, indices, self._dtype)
+        return packed.rows(self.packed, indices, self._dtype)
 
 
 class MadeWeight(GroupedWeight):
@@ -139,7 +140,7 @@ def _grouped(weight: PackedWeight, dtype: torch.dtype, gate: str | None) -> Line
     return made if order is None else OrderedWeight(made, order)
 
 
-def _packed(weight: PackedWeight) -> packed.Packed | None:
+def _packed(weight: PackedWeight) -> Packed | None:
     """The weight, whose inputs are in order, as integers of 4 or 8 bits or as 4-bit floats; None where it cannot be."""
     if weight.is_float or weight.levels is not None:
         return None

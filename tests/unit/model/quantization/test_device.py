@@ -30,7 +30,7 @@ def test_integers_in_groups_are_kept(bits: int, size: int, with_zeros: bool):
     weight = weight_of(bits, size, with_zeros)
     held = DeviceWeights(torch.float32).prepare(weight)
     assert isinstance(held, GroupedWeight)
-    assert held.weight.bits == (4 if bits <= 4 else 8)
+    assert held.packed.bits == (4 if bits <= 4 else 8)
     x = torch.randn(3, 128)
     expected = torch.nn.functional.linear(x, weight.dequantized(torch.float32))
     torch.testing.assert_close(held.apply(x, None), expected, rtol=1e-4, atol=1e-4)
@@ -64,7 +64,7 @@ def test_floats_become_integers_of_8_bits_if_asked_for(width: int, gate: str | N
     plain[5] = 0
     held = DeviceWeights(torch.float32, quantize_floats=True).prepare(plain, gate)
     assert isinstance(held, GroupedWeight)
-    assert held.weight.bits == 8
+    assert held.packed.bits == 8
     assert not held.gives_rows, "an embedding keeps the floats"
     x = torch.randn(3, width)
     expected = torch.nn.functional.linear(x, plain)
