@@ -70,11 +70,17 @@ def compile_library(
                     process.kill()
                 if process.stderr is not None and not process.stderr.closed:
                     process.communicate()
-        library = Path(scratch) / "kernels.so"
-        link = [compiler, "-shared", *map(str, objects.values()), *runtime, "-o", str(library)]
-        subprocess.run(link, check=True, capture_output=True, text=True, timeout=limit_s)
-        library.chmod(0o755)
-        os.replace(library, target)  # noqa: PTH105 - atomic: another process may be loading
+        make_library([compiler, "-shared", *map(str, objects.values()), *runtime], target, limit_s)
+
+
+def make_library(command: Sequence[str], target: Path, limit_s: float) -> None:
+    """Run a compiler, which is told where to write; the library appears in its place complete. Raises SubprocessError,
+    also where it takes longer than `limit_s`, and OSError."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "library.so"
+        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=limit_s)
+        made.chmod(0o755)
+        os.replace(made, target)  # noqa: PTH105 - atomic: another process may be loading
 
 
 def _finish(process: "subprocess.Popen[str]", limit_s: float) -> None:

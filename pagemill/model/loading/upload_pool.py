@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
 from functools import cache
@@ -21,6 +20,7 @@ from pagemill import envs
 from pagemill.errors import ModelError, PagemillError
 from pagemill.log import get_logger
 from pagemill.model.kernels.build import compiled_once, first_problem
+from pagemill.model.kernels.compile import make_library
 from pagemill.platforms.interface import Copier
 
 logger = get_logger(__name__)
@@ -123,20 +123,12 @@ def pool_library() -> PoolLibrary | None:
         logger.warning("weights go to the GPU slowly: there is no C compiler (%s); set CC", ", ".join(COMPILERS))
         return None
     digest = hashlib.sha256(repr(FLAGS).encode() + SOURCE.read_bytes()).hexdigest()[:20]
+    command = [compiler, *FLAGS, str(SOURCE)]
     try:
         path = compiled_once(
-            envs.cache_home() / "uploads" / digest, compiler, lambda target: _compile(compiler, target)
+            envs.cache_home() / "uploads" / digest, compiler, lambda to: make_library(command, to, COMPILE_LIMIT_S)
         )
         return None if path is None else PoolLibrary(path)
     except (subprocess.SubprocessError, OSError) as error:
         logger.warning("weights go to the GPU slowly: what sends them does not compile: %s", first_problem(error))
         return None
-
-
-def _compile(compiler: str, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "library.so"
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
-        made.chmod(0o755)
-        os.replace(made, target)  # noqa: PTH105 - atomic: another process may be loading
