@@ -91,6 +91,7 @@ class Worker:
             raise PagemillError("the worker has no KV cache yet; initialize_kv_cache comes first")
         return self._runner
 
+    @gc_paused()
     def load_model(self) -> None:
         """Meet the other ranks, build this rank's part of the model and load its weights."""
         self._processors = _processors(self._config.model.logits_processors)
