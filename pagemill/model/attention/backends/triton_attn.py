@@ -38,8 +38,8 @@ FEW_PARTS = 5
 MERGED_AT_ONCE = 4
 """Parts that it reads in one turn."""
 MERGED_ALONE = 16
-"""The same of one request by itself, if so many registers of a thread hold them; then it is faster than a kernel, whatever
-their number."""
+"""The same of one request by itself, if MERGE_REGISTERS registers of a thread hold them: faster than a kernel then,
+whatever their number."""
 MERGE_REGISTERS = 128
 SMALL_BATCH = 64
 """Requests up to which one variant of the planning kernel does."""
