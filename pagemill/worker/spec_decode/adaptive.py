@@ -105,11 +105,17 @@ class AdaptiveCounts:
         """Whether all of these slots had drafts worth their time when they were asked last."""
         return self._num_idle_steps == 0 and self._resting.isdisjoint(slots.tolist())
 
-    def keeps_all(self, slots: Int32Array, most: Int32Array) -> bool:
-        """Whether `choose` would find that slots which have had drafts should verify as many as they may have, whatever
-        these are."""
+    def keep_all(self, slots: Int32Array, most: Int32Array) -> Int32Array | None:
+        """As `choose`, before the guesses are known, of slots that may have [L] `most` drafts: as many as that, or in a
+        step now and then none. None where it depends on the guesses; then `choose` is to be asked."""
         counts: list[int] = most.tolist()
-        return self.asks_all(slots) and self._best(slots, counts) == counts
+        if not self.asks_all(slots) or self._best(slots, counts) != counts:
+            return None
+        if not any(counts):
+            self._num_drafted_steps = 0
+        elif self._is_plain():
+            return np.zeros_like(most)
+        return most
 
     def due(self, slots: Int32Array) -> BoolArray:
         """[L] which slots should be asked for a guess, now that they have sampled. Their former guesses are judged."""
@@ -135,23 +141,23 @@ class AdaptiveCounts:
         of tokens, over the expected time of the step, largest.
         """
         most = [len(ids) for ids in guesses]
-        counts = most
-        if any(most):
-            counts = self._best(slots, most)
-            self._num_drafted_steps += 1
-            if not any(counts):
-                self._num_drafted_steps = 0
-                self._put_off(slots.tolist(), guesses, counts)
-                return np.array(counts, np.int32)
-            self._num_idle_steps = 0
-            if self._num_drafted_steps > PLAIN_EVERY:
-                self._num_drafted_steps = 0
-                return np.zeros(len(slots), np.int32)
-        else:
+        counts = self._best(slots, most) if any(most) else most
+        if not any(counts):
             self._num_drafted_steps = 0
+        elif self._is_plain():
+            return np.zeros(len(slots), np.int32)
         if self._resting or counts != most:
             self._put_off(slots.tolist(), guesses, counts)
         return np.array(counts, np.int32)
+
+    def _is_plain(self) -> bool:
+        """Count a step that should have drafts; whether it is one that has none, to compare what they cost."""
+        self._num_idle_steps = 0
+        self._num_drafted_steps += 1
+        if self._num_drafted_steps <= PLAIN_EVERY:
+            return False
+        self._num_drafted_steps = 0
+        return True
 
     def _best(self, slots: Int32Array, most: list[int]) -> list[int]:
         """[L] slots and the drafts that each may have -> how many it should have."""

@@ -340,12 +340,9 @@ class SlotDrafts:
         with self.clock if self._proposer.computes else nullcontext():
             self._proposer.went_on(slots)
             most = self._room(slots)
-            if self._adaptive is not None and not self._adaptive.keeps_all(slots, most):
+            counts = most if self._adaptive is None else self._adaptive.keep_all(slots, most)
+            if counts is None:
                 return (self._propose(slots, guessed) if self._asks(slots) else None) or Ready(None)
-            counts = most
-            if self._adaptive is not None:
-                self._adaptive.due(slots)
-                counts = self._adaptive.choose(slots, [slots[:1].repeat(count) for count in most.tolist()])
             self._counts[slots] = counts
             if not counts.any():
                 return Ready(None)

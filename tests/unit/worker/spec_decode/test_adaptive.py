@@ -1,5 +1,6 @@
 """How many drafts are verified, over a simulated cost of steps: none where they do not pay, and again where they do."""
 
+import copy
 import logging
 
 import numpy as np
@@ -177,22 +178,33 @@ def test_it_is_known_without_their_drafts_when_slots_verify_all_of_them(num_slot
     choose, most, known = adaptive.choose, np.full(num_slots, MOST, np.int32), []
 
     def noted(slots, guesses):
-        asks, keeps = adaptive.asks_all(slots), adaptive.keeps_all(slots, most)
+        early = copy.copy(adaptive)
+        asks, kept = adaptive.asks_all(slots), early.keep_all(slots, most)
         found = choose(slots, guesses)
-        plain = (
-            adaptive._num_drafted_steps == 0 and 0 not in adaptive._resting
-        )  # now and then there is a step without any
-        assert asks or not keeps
-        assert not keeps or plain or (found == MOST).all()
-        known.append(keeps)
+        assert asks or kept is None
+        if kept is not None:
+            assert kept.tolist() == found.tolist()
+            assert early._num_drafted_steps == adaptive._num_drafted_steps
+            assert early._num_idle_steps == adaptive._num_idle_steps == 0
+            known.append(kept.any())
         return found
 
     adaptive.choose = noted
     while (simulation.states.num_tokens < 3000).any():
         simulation.step()
     assert sum(known) > 100
+    assert not all(known)  # now and then there is a step without any
     assert not adaptive.asks_all(slots)
-    assert not adaptive.keeps_all(slots, most)
+    assert adaptive.keep_all(slots, most) is None
+
+
+def test_slots_without_room_verify_none_of_their_drafts():
+    simulation = Simulation(2, memory_bound, right=lambda place: True)
+    while not simulation.counts.any():
+        simulation.step()
+    kept = simulation.adaptive.keep_all(simulation.slots, np.zeros(2, np.int32))
+    assert kept.tolist() == [0, 0]
+    assert simulation.adaptive._num_drafted_steps == 0
 
 
 def test_a_new_request_begins_with_what_is_known_of_others():
