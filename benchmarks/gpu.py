@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import bytecode
 from gpu_rows import BY_NAME, OWN_WORKS, Goal, Row, Script, Setup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +42,8 @@ CACHE_VARIABLES = (
     "VLLM_CACHE_ROOT",
     "CUDA_CACHE_PATH",
 )
+BYTECODE = Path(tempfile.gettempdir()) / "pagemill-bytecode"
+"""Kept, for packages that have none of their own."""
 QUIET_REFERENCE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_DEEP_GEMM": "0"}
 LEAST_S = 20.0
 """With less time left, no further process is started."""
@@ -179,6 +182,7 @@ class Runner:
         seconds, answers = [], []
         with tempfile.TemporaryDirectory(prefix="pagemill-caches-") as folder:
             caches = {name: str(Path(folder) / name.lower()) for name in CACHE_VARIABLES}
+            caches |= bytecode.compiled(self._environment(engine), BYTECODE)
             for number in range(setup.num_starts):
                 log = self._logs / f"{setup.name}-{engine}-{number}.log"
                 for answer in self._engine(setup, engine, settings, [], log, caches):
@@ -191,15 +195,15 @@ class Runner:
         for row in rows:
             self._results.put(row.name, engine, result | {"starts": answers, "settings": settings})
 
+    def _environment(self, engine: str) -> dict[str, str]:
+        if engine == "ours":
+            return os.environ | {"PYTHONPATH": _joined(str(ROOT), os.environ.get("PYTHONPATH"))}
+        return os.environ | QUIET_REFERENCE | {"PYTHONPATH": self._args.reference_path}
+
     def _engine(
         self, setup: Setup, engine: str, settings: dict[str, Any], works: list[str], log: Path, caches: dict[str, str]
     ) -> Iterator[dict[str, Any]]:
         """The answers of one engine process, as they come; it is killed at the time limit."""
-        environment = os.environ | caches
-        if engine == "ours":
-            environment["PYTHONPATH"] = _joined(str(ROOT), os.environ.get("PYTHONPATH"))
-        else:
-            environment |= QUIET_REFERENCE | {"PYTHONPATH": self._args.reference_path}
         job = {
             "package": PACKAGES[engine],
             "model": str(setup.folder),
@@ -214,7 +218,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=environment,
+                env=self._environment(engine) | caches,
                 start_new_session=True,
             )
             limit = threading.Timer(max(1.0, self.limit_s), _kill_group, [process.pid])
