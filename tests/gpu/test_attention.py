@@ -178,9 +178,9 @@ def test_many_requests_of_unequal_lengths():
     assert relative_error(case.run(TritonBackend), case.expected()) < 1e-2
 
 
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("lengths", ["even", "uneven"])
-@pytest.mark.parametrize("num_requests", [16, 32, 64, 100])
+@pytest.mark.parametrize("num_requests", [1, 16, 32, 64, 100])
 @pytest.mark.parametrize("dependent", [False, True])
 def test_parts_merged_by_the_last_of_them(size, lengths, num_requests, dependent):
     """Layer after layer with the same counters and buffers: each gives the same bits, in every replay."""

@@ -35,11 +35,9 @@ MERGE_PROGRAMS = 1024
 """Of all requests together, where there are not more requests than that."""
 FEW_PARTS = 5
 """Up to so many parts of a request on average, the last program to finish one merges them, instead of a kernel."""
-MERGED_AT_ONCE = 4
-"""Parts that it reads in one turn."""
-MERGED_ALONE = 16
-"""The same of one request by itself, if MERGE_REGISTERS registers of a thread hold them: faster than a kernel then,
-whatever their number."""
+MERGED_AT_ONCE = 16
+"""Of one request by itself, whatever the number of its parts, if MERGE_REGISTERS registers of a thread hold so many:
+that is faster than a kernel, but for heads of 64."""
 MERGE_REGISTERS = 128
 SMALL_BATCH = 64
 """Requests up to which one variant of the planning kernel does."""
@@ -161,8 +159,8 @@ class TritonBuilder(MetadataBuilder):
             BLOCK_R=SMALL_BATCH if requests <= SMALL_BATCH else power_of_two(requests), PDL=launch.dependent(),
             **launch.options(),
         )  # fmt: skip
-        together = _merged_at_once(partial, self._decode, requests) == MERGED_ALONE
-        merges = cascade is not None or not (together or requests + budget <= FEW_PARTS * requests)
+        alone = _merges_alone(partial, self._decode, requests)
+        merges = cascade is not None or not (alone or requests + budget <= FEW_PARTS * requests)
         prompts = self._plan_prompts(common, tiles, num_tiles) if num_tiles and self._has_prompts else None
         return TritonMetadata(
             common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill,
@@ -234,11 +232,10 @@ class _Role:
     split: bool = True
 
 
-def _merged_at_once(partial: Partial, tiles: Tiles, num_requests: int) -> int:
-    """Parts that the program which merges them reads in one turn."""
+def _merges_alone(partial: Partial, tiles: Tiles, num_requests: int) -> bool:
+    """Whether there is one request, of which the program that ends last merges any number of parts."""
     rows, size = power_of_two(partial.out.shape[2]), partial.out.shape[3]
-    alone = num_requests == 1 and size > 64 and MERGED_ALONE * rows * size <= MERGE_REGISTERS * 32 * tiles.warps
-    return MERGED_ALONE if alone else MERGED_AT_ONCE
+    return num_requests == 1 and size > 64 and MERGED_AT_ONCE * rows * size <= MERGE_REGISTERS * 32 * tiles.warps
 
 
 class TritonImpl(AttentionImpl):
@@ -293,6 +290,7 @@ class TritonImpl(AttentionImpl):
         tiles = role.tiles.for_elements(query.element_size())
         keys, values = kv_cache[:, 0], kv_cache[:, 1]
         slopes = self._slopes_on(query.device)
+        merge = MERGED_AT_ONCE if _merges_alone(partial, tiles, common.num_requests) else 1
         launch.on(paged_attention, (spec.num_kv_heads, role.num_items))(
             output, partial.out, partial.lse, metadata.arrived, query, keys, values, common.block_table,
             common.query_start, common.seq_lens, items.first, items.request, tensors.sinks, slopes,
@@ -306,7 +304,7 @@ class TritonImpl(AttentionImpl):
             WINDOW=spec.window or 0, CHUNK=spec.chunk_size or 0, HAS_CAP=spec.soft_cap is not None,
             HAS_SINKS=tensors.sinks is not None, HAS_ALIBI=slopes is not None, SCALED=kv_cache.element_size() == 1,
             SPLIT=role.split, CASCADE=role.cascade,
-            MERGE=_merged_at_once(partial, tiles, common.num_requests) if role.split and not metadata.merges else 0,
+            MERGE=merge if role.split and not metadata.merges else 0,
             MERGE_ROWS=power_of_two(partial.out.shape[2]), PDL=launch.dependent(), num_stages=tiles.stages,
             **launch.options(tiles.warps),
         )  # fmt: skip

@@ -200,6 +200,61 @@ def _merged(
     partial_out, partial_lse, first, past, kv_head, rows, valid, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
+    """[M, D]: what the items [first, past) found, in their order. From the L2 cache: others wrote it meanwhile."""
+    dims = tl.arange(0, BLOCK_D)
+    acc = tl.zeros([rows.shape[0], BLOCK_D], tl.float32)
+    total = tl.zeros([rows.shape[0]], tl.float32)
+    top = total - float("inf")
+    for start in tl.range(first, past, AT_ONCE):
+        for index in tl.static_range(AT_ONCE):
+            item = start + index
+            mask = valid & (item < past)
+            row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
+            lse = tl.load(partial_lse + row, mask, other=float("-inf"), cache_modifier=".cg")
+            places = partial_out + row[:, None] * BLOCK_D + dims[None, :]
+            found = tl.load(places, mask[:, None], other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, lse)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weight, decay = tl.math.exp2(lse - base), tl.math.exp2(top - base)
+            acc = acc * decay[:, None] + found * weight[:, None]
+            total = total * decay + weight
+            top = higher
+    return acc / tl.where(total > 0.0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _put_aside(
+    partial_out, partial_lse, arrived, result, top, total, rows, valid, mask, kv_head, item, request, count, index,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CASCADE: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    """Keep what an item found, [M, D] and the logarithm of the sum of its weights, base 2, unless it is the only one.
+    With MERGE 1 the last item of a request and key head to arrive merges them. What goes out, and which of `mask`."""
+    row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
+    aside = valid & (count + CASCADE > 1)
+    lse = tl.where(total > 0.0, top + tl.math.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
+    tl.store(partial_lse + row, lse, aside)
+    tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, aside[:, None])
+    done = count + CASCADE == 1
+    if MERGE == 1 and count > 1:
+        # All threads have written before one of them tells so.
+        tl.debug_barrier()
+        place = arrived + request * tl.num_programs(0) + kv_head
+        if tl.atomic_add(place, 1, sem="acq_rel") == count - 1:
+            tl.store(place, 0)
+            at_once: tl.constexpr = 4 if BLOCK_D <= 128 else 2
+            first = item - index
+            result = _merged(
+                partial_out, partial_lse, first, first + count, kv_head, rows, valid, ROWS, BLOCK_D, at_once
+            )
+            done = count > 1
+    return result, mask & done
+
+
+@triton.jit
+def _merged_wide(
+    partial_out, partial_lse, first, past, kv_head, rows, valid, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
     """[rows, D]: the weighted mean of what the items [first, past) found, AT_ONCE of them in one turn. From the L2
     cache: others wrote it meanwhile."""
     dims = tl.arange(0, BLOCK_D)
@@ -223,24 +278,13 @@ def _merged(
 
 
 @triton.jit
-def _put_aside(
-    partial_out, partial_lse, result, top, total, rows, aside, kv_head, item, ROWS: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
-    """Keep what an item found, [M, D], and the logarithm of the sum of its weights, base 2, of the rows `aside`."""
-    row = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * ROWS + rows
-    lse = tl.where(total > 0.0, top + tl.math.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
-    tl.store(partial_lse + row, lse, aside)
-    tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, aside[:, None])
-
-
-@triton.jit
-def _merge_if_last(
+def _merge_alone(
     out, partial_out, partial_lse, arrived, token_begin, query_len, kv_head, item, request, count, index,
     stride_token, stride_head,
     GROUP: tl.constexpr, HEAD: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The last of a request's items to arrive, of a key head, merges what all of them have put aside."""
+    """The last item of a request and key head to arrive merges all of them, in tiles of no other rows."""
     # All threads have written before one of them tells so.
     tl.debug_barrier()
     place = arrived + request * tl.num_programs(0) + kv_head
@@ -249,7 +293,9 @@ def _merge_if_last(
         rows, dims = tl.arange(0, MERGE_ROWS), tl.arange(0, BLOCK_D)
         valid = (rows < ROWS) & (rows < query_len * GROUP)
         first = item - index
-        found = _merged(partial_out, partial_lse, first, first + count, kv_head, rows, valid, ROWS, BLOCK_D, AT_ONCE)
+        found = _merged_wide(
+            partial_out, partial_lse, first, first + count, kv_head, rows, valid, ROWS, BLOCK_D, AT_ONCE
+        )
         at = (token_begin + rows // GROUP).to(tl.int64) * stride_token + (kv_head * GROUP + rows % GROUP) * stride_head
         mask = valid[:, None] & (dims < HEAD)[None, :]
         tl.store(out + at[:, None] + dims[None, :], found.to(out.dtype.element_ty), mask)
@@ -268,9 +314,9 @@ def paged_attention(
     MERGE: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, item). With SPLIT an item is a part of a request's keys, and its results go to the partial
-    buffers unless it is the only one; with MERGE the last to arrive then merges them, so many in one turn. Without
-    SPLIT it is a tile of a request's queries. `prefix` keys, which all requests share, are left out where CASCADE is 1,
-    and are all there is where it is 2; then results always go to the buffers.
+    buffers unless it is the only one; with MERGE the last to arrive then merges them, so many in one turn if
+    that is more than 1. Without SPLIT it is a tile of a request's queries. `prefix` keys, which all requests share, are
+    left out where CASCADE is 1, and are all there is where it is 2; then results always go to the buffers.
 
     out, query [T, H, D]; keys, values: the halves of the cache [N, PAGE, Hkv, D]; block_table [R, blocks];
     first_item [R + 1], item_request [items]; sinks, slopes [H]; key_scale, value_scale [1]; arrived [R, Hkv] int32, 0
@@ -311,11 +357,12 @@ def paged_attention(
     if SCALED:
         result = result * tl.load(value_scale)
     if SPLIT:
-        aside = valid & (count + CASCADE > 1)
-        _put_aside(partial_out, partial_lse, result, top, total, rows, aside, kv_head, item, ROWS, BLOCK_D)
-        mask = mask & (count + CASCADE == 1)
-        if MERGE and count > 1:
-            _merge_if_last(
+        result, mask = _put_aside(
+            partial_out, partial_lse, arrived, result, top, total, rows, valid, mask, kv_head, item, request, count,
+            index, ROWS, BLOCK_D, CASCADE, MERGE,
+        )  # fmt: skip
+        if MERGE > 1 and count > 1:
+            _merge_alone(
                 out, partial_out, partial_lse, arrived, token_begin, query_len, kv_head, item, request, count, index,
                 out_stride_token, out_stride_head, GROUP, HEAD, BLOCK_D, ROWS, MERGE_ROWS, MERGE,
             )  # fmt: skip

@@ -211,6 +211,21 @@ def test_parts_are_merged_by_the_last_of_them_or_apart(batch, traits, average, m
 
 
 @pytest.mark.parametrize(
+    ("size", "length", "alone"), [(96, 700, True), (96, 1300, True), (96, 50, True), (64, 700, False)]
+)
+def test_one_request_has_its_parts_merged_by_the_last_of_them(size, length, alone):
+    case = PagedCase(AttentionLayerSpec(6, 2, size, 0.1), [(1, length)], device=DEVICE)
+    builder = TritonBackend.metadata_builder(case.spec, torch.device(DEVICE))
+    plan, impl = builder.build(case.common()), TritonBackend.impl(case.spec)
+    assert plan.merges != alone
+    cache = case.cache(TritonBackend)
+    results = [impl.forward(case.query, case.key, case.value, cache, plan) for _ in range(2)]
+    torch.testing.assert_close(results[0].double(), case.expected(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(results[0], results[1])
+    assert not plan.arrived.any()
+
+
+@pytest.mark.parametrize(
     ("lens", "split"),
     [
         ([640] * 8, False),
