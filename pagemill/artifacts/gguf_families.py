@@ -12,6 +12,7 @@ from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.artifacts.gguf_nano import NANO
 from pagemill.artifacts.gguf_states import STATES
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown
 
 FAMILIES: Final[dict[str, GgufFamily]] = {**DENSE, **JOINED, **NANO, **EXPERTS, **STATES, **ENCODERS}
 """`general.architecture` -> the family."""
@@ -23,6 +24,6 @@ def family_of(file: GgufFile) -> GgufFamily:
     name = keys.text("general.architecture")
     if name not in FAMILIES:
         raise ModelError(
-            f"{file.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+            f"{file.path}: architecture {shown(name)} is not supported; supported: {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[name].of(file)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pagemill.artifacts.gguf_file import GgufFile, GgufTensor
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
-from pagemill.utils.text import index_of
+from pagemill.utils.text import index_of, shown_name
 
 TOP: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER: Final = {
@@ -141,7 +141,7 @@ class GgufFamily:
             missing = [part for part in made.parts if part not in given]
             if missing:
                 there = next(iter(given.values())).name
-                raise ModelError(f"GGUF tensor {there!r} lacks its other part {missing[0]!r}")
+                raise ModelError(f"GGUF tensor {shown_name(there)} lacks its other part {missing[0]!r}")
             yield Piece(layer + name, tuple(given[part] for part in made.parts), made.form)
 
     def hf_name(self, name: str) -> str:
@@ -158,7 +158,7 @@ class GgufFamily:
         if prefix is not None and numbered in self.numbered and expert is not None:
             return f"{self.layers}.{prefix}.{self.numbered[numbered].format(expert)}.{kind}"
         if prefix is None or stem not in self.layer:
-            raise ModelError(f"GGUF tensor {name!r} is not known for this architecture")
+            raise ModelError(f"GGUF tensor {shown_name(name)} is not known for this architecture")
         return f"{self.layers}.{prefix}.{self.layer[stem]}.{kind}"
 
     def _known(self, tensor: GgufTensor, prefix: str | None, rest: str) -> Iterator[Piece]:
@@ -191,7 +191,9 @@ def _unstacked(tensor: GgufTensor) -> Iterator[GgufTensor]:
     """The tensors that one holds, by its first dimension."""
     count, *shape = tensor.shape
     if not shape or tensor.num_bytes is None or not 0 < count <= MAX_STACKED:
-        raise ModelError(f"GGUF tensor {tensor.name!r} of type {tensor.type_name} and shape {tensor.shape} is no stack")
+        raise ModelError(
+            f"GGUF tensor {shown_name(tensor.name)} of type {tensor.type_name} and shape {tensor.shape} is no stack"
+        )
     num_bytes = tensor.num_bytes // count
     for index in range(count):
         yield replace(tensor, shape=tuple(shape), offset=tensor.offset + index * num_bytes, num_bytes=num_bytes)

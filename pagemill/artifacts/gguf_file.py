@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown, shown_name
 
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -109,7 +110,7 @@ class GgufFile:
     def floats(self, tensor: GgufTensor) -> "np.ndarray[Any, Any]":
         """The values of a small tensor of this file as float64. Raises ModelError for one that is not of type F32."""
         if tensor.type_name != "F32" or tensor.num_bytes is None:
-            raise ModelError(f"{self.path}: {tensor.name} is of type {tensor.type_name}: it is to be F32")
+            raise ModelError(f"{self.path}: {shown_name(tensor.name)} is of type {tensor.type_name}: it is to be F32")
         with self.path.open("rb") as stream:
             stream.seek(tensor.offset)
             values = np.frombuffer(stream.read(tensor.num_bytes), "<f4").astype(np.float64)
@@ -162,14 +163,14 @@ class _Reader:
         """Turn offsets into file offsets and check that every tensor lies inside the file."""
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-            raise _DamagedError(f"general.alignment is {alignment!r}")
+            raise _DamagedError(f"general.alignment is {shown(alignment)}")
         base = -(-self._position // alignment) * alignment
         placed = {}
         for entry in entries:
             start = base + entry.offset
             end = start + (entry.num_bytes or 0)
             if end > self._size:
-                raise _DamagedError(f"tensor {entry.name} ends at byte {end}, the file has {self._size}")
+                raise _DamagedError(f"tensor {shown_name(entry.name)} ends at byte {end}, the file has {self._size}")
             placed[entry.name] = GgufTensor(entry.name, entry.shape, entry.type_id, start, entry.num_bytes)
         return placed
 
@@ -177,7 +178,7 @@ class _Reader:
         name = self._string()
         num_dims = self._unpack("<I")
         if num_dims > _MAX_DIMS:
-            raise _DamagedError(f"tensor {name} has {num_dims} dimensions")
+            raise _DamagedError(f"tensor {shown_name(name)} has {num_dims} dimensions")
         shape = tuple(reversed([self._unpack("<Q") for _ in range(num_dims)]))
         type_id = self._unpack("<I")
         offset = self._unpack("<Q")
@@ -232,5 +233,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], type_id: int) -> int | None:
         return None
     type_name, block, block_bytes = TENSOR_TYPES[type_id]
     if shape and shape[-1] % block:
-        raise _DamagedError(f"tensor {name} has rows of {shape[-1]}, not a multiple of {type_name}'s {block}")
+        raise _DamagedError(
+            f"tensor {shown_name(name)} has rows of {shape[-1]}, not a multiple of {type_name}'s {block}"
+        )
     return math.prod(shape) // block * block_bytes

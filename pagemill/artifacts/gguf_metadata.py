@@ -13,6 +13,7 @@ from pagemill.artifacts.gguf_file import GgufFile
 from pagemill.artifacts.gguf_keys import GgufKeys
 from pagemill.errors import ModelError
 from pagemill.messages.pooling_params import PoolingType
+from pagemill.utils.text import shown, shown_name
 
 # Llama 3.1 and later stretch RoPE with these constants; GGUF stores only the table that results from them.
 _LLAMA3_ORIGINAL_POSITIONS: Final = 8192
@@ -120,7 +121,7 @@ def _shape(file: GgufFile, keys: GgufKeys, arch: str, family: GgufFamily) -> dic
     num_blocks = keys.integer(f"{arch}.block_count")
     beyond = next((name for name in file.tensors if (layer_of(name) or 0) >= max(num_blocks, 1)), None)
     if beyond is not None:
-        raise ModelError(f"{file.path}: {arch}.block_count={num_blocks}, and there is a tensor {beyond[:80]}")
+        raise ModelError(f"{file.path}: {arch}.block_count={num_blocks}, and there is a tensor {shown_name(beyond)}")
 
     def size(name: str, default: int | None = None) -> int:
         return (keys.largest if name in family.varies else keys.integer)(f"{arch}.{name}", default)
@@ -185,7 +186,9 @@ def _keyed_scaling(file: GgufFile, keys: GgufKeys, arch: str, config: dict[str, 
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise ModelError(f"{file.path}: RoPE scaling {kind!r} is not supported; supported: none, linear, yarn, llama3")
+        raise ModelError(
+            f"{file.path}: RoPE scaling {shown(kind)} is not supported; supported: none, linear, yarn, llama3"
+        )
     scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.number(f"{prefix}.factor")}
     if kind == "yarn":
         original = f"{prefix}.original_context_length"

@@ -1,9 +1,12 @@
-"""`shown`: a value in an error message; `index_of`: a number in a name."""
+"""`shown`: a value in an error message; `shown_name`: what a file calls something; `index_of`: a number in a name."""
 
 import itertools
 from typing import Any
 
+from pagemill.utils.log_text import one_line
+
 _MAX_SHOWN = 60
+_MAX_NAME = 120
 _MAX_BITS = 128
 _MAX_DIGITS = 9
 
@@ -14,6 +17,12 @@ def shown(value: Any) -> str:
         return _bits(value)
     text = repr(_clipped(value, [_MAX_SHOWN]))
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def shown_name(name: str) -> str:
+    """A name that a file gives, of a tensor say, for one line of an error message: as it is, but for what cannot be
+    printed, and the end of one that is too long for any model."""
+    return one_line(name, _MAX_NAME)
 
 
 def index_of(text: str) -> int | None:

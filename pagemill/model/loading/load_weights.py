@@ -18,6 +18,7 @@ from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, LoadableLayer, StoredTensor
 from pagemill.model.loading.uploads import Uploads
 from pagemill.model.loading.weight_map import Target, WeightMap
+from pagemill.utils.text import shown, shown_name
 
 _SHOWN = 5
 CPU = torch.device("cpu")
@@ -90,11 +91,11 @@ class Selection:
             self._unexpected.append(name)
             return None
         if target in self._seen:
-            raise ModelError(f"the checkpoint has tensor {name} twice, in two files or under two names")
+            raise ModelError(f"the checkpoint has tensor {shown_name(name)} twice, in two files or under two names")
         stored = wanted.stored
         if not stored.takes(tuple(shape)):
             wanted_shape = stored.shape if stored.max_length is None else f"(up to {stored.max_length},)"
-            raise ModelError(f"tensor {name} has shape {tuple(shape)}, expected {wanted_shape}")
+            raise ModelError(f"tensor {shown_name(name)} has shape {shown(tuple(shape))}, expected {wanted_shape}")
         self._seen.add(target)
         self._targets[name] = target
         if (stored.unused and not stored.zeros) or wanted.part is None:
@@ -105,7 +106,10 @@ class Selection:
         if self._model.elsewhere(layer) or not set(which) <= {"k", "v"}:
             return None
         if math.prod(shape) != 1:
-            raise ModelError(f"tensor {name} has shape {tuple(shape)}: one scale of a layer's KV cache is supported")
+            raise ModelError(
+                f"tensor {shown_name(name)} has shape {shown(tuple(shape))}: one scale of a layer's KV cache is "
+                "supported"
+            )
         self._kv_scales[name] = layer, which
         return Part(0, 0, 1)
 
@@ -131,7 +135,7 @@ class Selection:
         try:
             self._layers[target.layer].load(target.kind, target.shard, tensor)
         except ModelError as error:
-            raise ModelError(f"tensor {name}: {error}") from error
+            raise ModelError(f"tensor {shown_name(name)}: {error}") from error
 
     def size(self) -> int:
         """Values in all that this rank loads."""
@@ -206,7 +210,7 @@ def _part_size(tensor: LayerTensor) -> int:
 def _positive(name: str, tensor: Tensor | QuantizedTensor) -> float:
     scale = float(tensor) if isinstance(tensor, Tensor) else math.nan
     if not 0 < scale < math.inf:
-        raise ModelError(f"tensor {name} is {scale}: a scale is a finite number above 0")
+        raise ModelError(f"tensor {shown_name(name)} is {scale}: a scale is a finite number above 0")
     return scale
 
 
@@ -214,20 +218,20 @@ def _check_values(name: str, wanted: LayerTensor, tensor: Tensor) -> None:
     stored = wanted.stored
     if tensor.dtype not in stored.dtypes:
         allowed = " or ".join(str(dtype)[6:] for dtype in stored.dtypes)
-        raise ModelError(f"tensor {name} is of type {str(tensor.dtype)[6:]}, expected {allowed}")
+        raise ModelError(f"tensor {shown_name(name)} is of type {str(tensor.dtype)[6:]}, expected {allowed}")
     if stored.zeros and bool(tensor.any()):
-        raise ModelError(f"tensor {name} is not zero: the architecture has none")
+        raise ModelError(f"tensor {shown_name(name)} is not zero: the architecture has none")
     allowed_values = stored.values
     if allowed_values is not None and len(tensor):
         low = int(tensor.min())
         high = int(tensor.max())
         if low < allowed_values.start or high >= allowed_values.stop:
             raise ModelError(
-                f"tensor {name} has values from {low} to {high}, not within {allowed_values.start} to "
+                f"tensor {shown_name(name)} has values from {low} to {high}, not within {allowed_values.start} to "
                 f"{allowed_values.stop - 1}"
             )
 
 
 def _some(names: list[str]) -> str:
     more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(shown_name, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

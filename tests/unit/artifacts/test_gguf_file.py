@@ -125,6 +125,21 @@ def test_unknown_version(tmp_path):
         read_gguf(path)
 
 
+def test_names_of_megabytes_are_one_short_line(tmp_path):
+    """Of a tensor with more dimensions than there may be, and behind the end of the file."""
+    name = "x\n" * 500_000
+    path = write_gguf(tmp_path / "m.gguf", tensors={name: np.zeros((2, 32), np.float32)})
+    raw = path.read_bytes()
+    at = raw.index(name.encode()) + len(name)
+    for spoilt in (raw[:at] + (9).to_bytes(4, "little") + raw[at + 4 :], raw[:-200]):
+        path.write_bytes(spoilt)
+        with pytest.raises(ModelError) as caught:
+            read_gguf(path)
+        assert "tensor x" in str(caught.value)
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 1000
+
+
 def test_rows_that_are_no_whole_blocks(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", tensors={"blk.0.attn_q.weight": np.zeros((2, 33), np.float32)})
     raw = path.read_bytes()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagemill.utils.text import index_of, shown
+from pagemill.utils.text import index_of, shown, shown_name
 
 
 class Counting(dict[str, Any]):
@@ -60,6 +60,16 @@ def test_a_large_value_is_not_walked_through() -> None:
     for _ in range(100_000):
         nested = [nested]
     assert shown(nested) == "[" * 60 + "..."
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.127.down_proj.weight_scale_inv", "", "\u00e9", "x" * 120])
+def test_names_are_shown_as_they_are(name: str) -> None:
+    assert shown_name(name) == name
+
+
+def test_names_are_one_line_that_can_be_printed() -> None:
+    assert shown_name("a\nb\x1b[31m\ud800") == r"a\nb\x1b[31m\ud800"
+    assert shown_name("x" * 10_000_000) == "x" * 120 + "... (9999880 more characters)"
 
 
 @pytest.mark.parametrize(("text", "found"), [("0", 0), ("007", 7), ("123456789", 123_456_789)])

@@ -26,6 +26,7 @@ from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.sources.gguf_blocks import FLOATS, as_blocks, dequantize, has_blocks
 from pagemill.model.loading.sources.gguf_forms import FORMS, made_shape
 from pagemill.utils.math import ceil_div
+from pagemill.utils.text import shown_name
 
 _AHEAD = 8
 _VALUES_AHEAD = 1 << 28
@@ -178,7 +179,7 @@ def read_blocks(data: np.ndarray, tensor: GgufTensor, part: Part) -> BlockTensor
 
 def _bytes_of(data: np.ndarray, tensor: GgufTensor) -> np.ndarray:
     if tensor.num_bytes is None or tensor.type_name not in SUPPORTED_TYPES:
-        raise ModelError(f"tensor {tensor.name} is of type {tensor.type_name}, which is not supported")
+        raise ModelError(f"tensor {shown_name(tensor.name)} is of type {tensor.type_name}, which is not supported")
     return data[tensor.offset : tensor.offset + tensor.num_bytes]
 
 

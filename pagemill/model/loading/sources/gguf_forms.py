@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagemill.artifacts.gguf_family import Piece
 from pagemill.errors import ModelError
+from pagemill.utils.text import shown_name
 
 Make = Callable[[Mapping[str, Any], Sequence[Tensor]], Tensor]
 """(config, the file's tensors) -> the checkpoint's."""
@@ -35,8 +36,8 @@ def made_shape(piece: Piece, config: Mapping[str, Any]) -> tuple[int, ...]:
     try:
         return tuple(FORMS[str(piece.form)].make(config, parts).shape)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        shapes = ", ".join(f"{tensor.name} of shape {tensor.shape}" for tensor in piece.tensors)
-        raise ModelError(f"{shapes}: no {piece.name} can be made of that") from error
+        shapes = ", ".join(f"{shown_name(tensor.name)} of shape {tensor.shape}" for tensor in piece.tensors)
+        raise ModelError(f"{shapes}: no {shown_name(piece.name)} can be made of that") from error
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int, int]:

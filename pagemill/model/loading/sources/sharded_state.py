@@ -15,6 +15,7 @@ from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.shards import PATTERN, ShardEntry, ShardHeader, checked_pattern, decoded, file_name
 from pagemill.model.loading.sources.safetensors import read_file
 from pagemill.utils.reasons import reason
+from pagemill.utils.text import shown, shown_name
 
 
 def iterate(
@@ -46,7 +47,9 @@ def _header(path: Path, place: LoadPlace) -> ShardHeader:
         kept = {entry.name for entry in header.entries if entry.part is not None}
         unlisted = kept.symmetric_difference(file.keys())
     if unlisted:
-        raise ModelError(f"{path.name} is damaged: its metadata and its tensors differ in {min(unlisted)[:80]!r}")
+        raise ModelError(
+            f"{path.name} is damaged: its metadata and its tensors differ in tensor {shown_name(min(unlisted))}"
+        )
     if header.world_size != place.world_size:
         raise ModelError(f"{path.name} was saved by {header.world_size} ranks, and this is one of {place.world_size}")
     return header
@@ -70,7 +73,7 @@ class _OneFile:
         if part is None:
             return None
         if entry.part is None or shape != _shape_of(entry.shape, entry.part):
-            raise ModelError(f"{self._path.name} is damaged: tensor {name} has shape {shape}")
+            raise ModelError(f"{self._path.name} is damaged: tensor {shown_name(name)} has shape {shown(shape)}")
         return whole(name, shape)
 
     def _ask(self, entry: ShardEntry) -> Part | None:
@@ -78,8 +81,8 @@ class _OneFile:
         wanted = self._select(entry.name, entry.shape)
         if wanted is not None and (entry.part is None or not _same(wanted, entry.part, entry.shape)):
             raise ModelError(
-                f"{self._path.name} has another part of tensor {entry.name} than is needed: the state was saved by "
-                "ranks that split the model otherwise"
+                f"{self._path.name} has another part of tensor {shown_name(entry.name)} than is needed: the state "
+                "was saved by ranks that split the model otherwise"
             )
         return wanted
 

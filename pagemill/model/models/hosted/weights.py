@@ -14,6 +14,7 @@ from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, StoredTensor
 from pagemill.model.models.hosted.linear import HostedLinear
 from pagemill.model.models.hosted.names import HostedNames
+from pagemill.utils.text import shown_name
 
 
 class Holder:
@@ -36,7 +37,7 @@ class Holder:
                     _check_shape(name, tensor, wanted.stored.shape)
                     module.inner.load(kind, 0, tensor)
                     return
-            raise ModelError(f"tensor {name} has no place in its layer")
+            raise ModelError(f"tensor {shown_name(name)} has no place in its layer")
         old = getattr(module, kind)
         _check_shape(name, tensor, tuple(old.shape))
         if kind in module._parameters:
@@ -120,4 +121,6 @@ def make_buffers(model: Any, aliases: Mapping[str, str], device: torch.device) -
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
-        raise ModelError(f"tensor {name} has shape {tuple(tensor.shape)} once it is converted, expected {shape}")
+        raise ModelError(
+            f"tensor {shown_name(name)} has shape {tuple(tensor.shape)} once it is converted, expected {shape}"
+        )

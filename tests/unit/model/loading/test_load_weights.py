@@ -50,6 +50,33 @@ def test_unexpected_tensors_are_named(folder, number):
         PagedModel.load(folder)
 
 
+def check_one_short_line(folder):
+    with pytest.raises(ModelError) as caught:
+        PagedModel.load(folder)
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.{}.weight", "model.layers.0.self_attn.{}.k_scale", "{}", "\n{}\x1b[2J"]
+)
+def test_names_of_megabytes_and_with_ends_of_lines_are_one_short_line(folder, name):
+    change(
+        folder, lambda tensors: tensors.update({name.format(f"{'x' * 1_000_000}{n}"): torch.ones(2) for n in range(9)})
+    )
+    check_one_short_line(folder)
+
+
+def test_shapes_of_a_million_dimensions_are_one_short_line(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["model.norm.weight"]["shape"] += [1] * 1_000_000
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    check_one_short_line(folder)
+
+
 def test_an_expert_of_an_impossible_number_is_named(tmp_path):
     folder = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
     name = f"model.layers.0.mlp.experts.{'9' * 5000}.up_proj.weight"

@@ -154,7 +154,7 @@ def _extra(tensors, metadata):
         (_huge_sizes, "is damaged: pagemill_sharded_state in its metadata: not a size"),
         (_no_such_dimension, "is damaged: pagemill_sharded_state in its metadata: a part outside its tensor"),
         (_misshapen, r"tensor model\.norm\.weight has shape \(3,\)"),
-        (_extra, "its metadata and its tensors differ in 'a'"),
+        (_extra, "its metadata and its tensors differ in tensor a"),
     ],
 )
 def test_a_spoilt_file_is_one_line(tmp_path, spoil, message):
