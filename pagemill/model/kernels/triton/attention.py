@@ -301,6 +301,23 @@ def _merge_alone(
         tl.store(out + at[:, None] + dims[None, :], found.to(out.dtype.element_ty), mask)
 
 
+@triton.jit
+def _before_keys(
+    sinks, slopes, heads, valid, index,
+    HAS_SINKS: tl.constexpr, HAS_ALIBI: tl.constexpr, SPLIT: tl.constexpr, CASCADE: tl.constexpr,
+):  # fmt: skip
+    """Of each row its ALiBi slope, and the maximum and sum of weights before the first key: what the sink gives."""
+    slope, total = tl.zeros(heads.shape, tl.float32), tl.zeros(heads.shape, tl.float32)
+    top = total - float("inf")
+    if HAS_ALIBI:
+        slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
+    if HAS_SINKS:
+        has_sink = valid & (index == (0 if CASCADE < 2 else -1)) if SPLIT else valid
+        top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
+        total = tl.where(has_sink, 1.0, total)
+    return slope, top, total
+
+
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
 @triton.jit(do_not_specialize=["num_requests", "prefix", "prefix_splits", "table_stride"])
 def paged_attention(
@@ -339,14 +356,7 @@ def paged_attention(
     if SCALED:
         scale = scale * tl.load(key_scale)
     factor = 1.0 if HAS_CAP or HAS_ALIBI else scale * LOG2_E
-    slope, total = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-    top = total - float("inf")
-    if HAS_ALIBI:
-        slope = tl.load(slopes + heads, valid, other=0.0).to(tl.float32)
-    if HAS_SINKS:
-        has_sink = valid & (index == (0 if CASCADE < 2 else -1)) if SPLIT else valid
-        top = tl.load(sinks + heads, has_sink, other=float("-inf")).to(tl.float32) * LOG2_E
-        total = tl.where(has_sink, 1.0, total)
+    slope, top, total = _before_keys(sinks, slopes, heads, valid, index, HAS_SINKS, HAS_ALIBI, SPLIT, CASCADE)
     acc, top, total = attend_all(
         tl.zeros([BLOCK_M, BLOCK_D], tl.float32), top, total, loaded, begin, end, context + tile, context + tokens,
         slope, block_table + request.to(tl.int64) * table_stride, keys + kv_head * stride_head,
