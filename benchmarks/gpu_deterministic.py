@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,32 +175,49 @@ def inputs() -> None:
 
 
 def layers() -> None:
-    """The products and norms of a layer at one row, by the tiles of one product: kernels overlap as in an engine."""
+    """A layer of an 8B model for few rows, in which kernels overlap as in an engine and find nothing in the L2 cache:
+    with the usual products, with those of one_sum.py, and as this mode has them; without and with attention."""
     kinds = {shape: weights_of(shape) for shape in SHAPES[:4]}
-    chosen = {shape: few_tiles(1, shape) for shape in kinds}
-    print(f"a layer: usual {_layer(kinds, {}):.1f}, as chosen {_layer(kinds, chosen):.1f}")
-    for shape in kinds:
-        for each in ((64, 128, 4, 4), (64, 128, 4, 5), (64, 128, 4, 9), (64, 256, 4, 5)):
-            with suppress(triton.runtime.errors.OutOfResources):
-                taken = _layer(kinds, chosen | {shape: FewTiles(*each)})
-                print(f"a layer, {shape} by {each}: {taken:.1f}", flush=True)
+    for rows in (1, 8):
+        for name, product in (("usual", usual), ("one_sum.py", in_one_sum), ("as chosen", ours)):
+            for backend in (None, *BACKENDS):
+                taken = _layer(kinds, rows, product, backend)
+                attended = "none" if backend is None else backend.name
+                print(f"a layer, {rows} rows: products {name}, attention {attended}: {taken:.1f}", flush=True)
 
 
-def _layer(kinds: dict[Shape, list[Tensor]], chosen: dict[Shape, FewTiles]) -> float:
-    """Microseconds; products that are not `chosen` are the usual ones."""
-    x, scale = noise(1, 4096), noise(4096)
+def in_one_sum(x: Tensor, gate: str | None, weight: Tensor) -> Tensor:
+    shape = (len(weight) // (1 if gate is None else 2), weight.shape[1], gate is not None)
+    return _few(x, few_tiles(len(x), shape), gate, weight)
+
+
+def _layer(kinds: dict[Shape, list[Tensor]], rows: int, product: Any, backend: Any, past: int = 384) -> float:
+    """Microseconds."""
+    x, scale = noise(rows, 4096), noise(4096)
+    norms = ((noise(128), 1e-6), (noise(128), 1e-6))
+    angles = torch.randn(rows, 128, device="cuda")
+    rope = angles.cos().bfloat16(), angles.sin().bfloat16()
+    common = common_of(rows, 1, past, rows * past // 16)
+    caches = [noise(rows * past // 16, 2, 16, 8, 128) for _ in range(COPIES)]
+    plan = None if backend is None else backend.metadata_builder(ATTENTION, torch.device("cuda")).build(common)
+
+    def attended(qkv: Tensor, cache: Tensor) -> Tensor:
+        if backend is None:
+            return qkv[:, :4096].contiguous()
+        target = KVTarget(cache[:, 0], cache[:, 1], common.slot_mapping, invariant=True)
+        query, _, _ = device.attention_inputs(qkv, 32, 128, rope, norms, target)
+        result: Tensor = backend.impl(ATTENTION).forward(query, None, None, cache, plan)
+        return result.view(rows, 4096)
 
     def all_layers() -> None:
-        hidden = x
-        for copy in range(COPIES):
+        hidden, residual = x, x.clone()
+        for copy, cache in enumerate(caches):
             for shape, weights in kinds.items():
-                if shape != SHAPES[3]:
-                    hidden = device.rms_norm(hidden[:, :4096].contiguous(), scale, 1e-6)
-                tiles = chosen.get(shape)
-                if tiles is None:
-                    hidden = usual(hidden, gate_of(shape), weights[copy])
-                else:
-                    hidden = _few(hidden, tiles, gate_of(shape), weights[copy])
+                if shape in (SHAPES[0], SHAPES[2]):
+                    hidden = device.rms_norm(hidden, scale, 1e-6, residual)
+                hidden = product(hidden, gate_of(shape), weights[copy])
+                if shape == SHAPES[0]:
+                    hidden = attended(hidden, cache)
 
     return float(do_bench_cudagraph(all_layers, rep=20)) * 1000 / COPIES
 

@@ -1,9 +1,17 @@
 """`--deterministic` on the GPU: bits of tokens and log-probabilities do not depend on what runs beside a request."""
 
+import copy
+import dataclasses
+
 import msgspec
 import pytest
+import torch
 
 from pagemill.errors import ConfigError
+from pagemill.model.attention.backends.triton_invariant import FEW_STAGES, InvariantTritonBackend
+from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.kernels import ops, reference
+from tests.fakes.paged_attention import PagedCase
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.gpu.engines import graph_settings, greedy, make_llm, make_prompts, need_gpus, run, sampled
 
@@ -130,3 +138,59 @@ def test_with_drafts(checkpoints, architecture, mode):
 def test_what_is_not_covered_is_refused(checkpoints, architecture):
     with pytest.raises(ConfigError, match=r"deterministic"):
         make_llm(checkpoints.path(architecture), deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "gate", "dtype", "out_dtype"),
+    [
+        (6144, 4096, None, torch.bfloat16, None), (4096, 12288, None, torch.bfloat16, torch.float32),
+        (12288, 4096, "silu", torch.bfloat16, None), (2048, 2048, None, torch.float16, None),
+        (1000, 1048, "gelu_tanh", torch.float16, None), (40, 72, None, torch.bfloat16, None),
+        (8, 2048, None, torch.bfloat16, torch.float32),
+    ],
+)  # fmt: skip
+def test_rows_of_products(outputs, inputs, gate, dtype, out_dtype):
+    """Of up to 16 rows, which have a kernel of their own, and among more."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    noise = lambda *shape: torch.randn(shape, generator=generator, device="cuda").to(dtype)  # noqa: E731
+    x, weight = noise(150, inputs), noise(outputs * (2 if gate else 1), inputs) / inputs**0.5
+    bias = noise(len(weight)) if outputs < inputs else None
+    whole = ops.invariant_linear(x, weight, bias, gate, out_dtype)
+    for rows in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17):
+        found = ops.invariant_linear(x[:rows], weight, bias, gate, out_dtype)
+        assert torch.equal(found, whole[:rows]), rows
+    expected = reference.linear(x.float(), weight.float(), None if bias is None else bias.float(), gate)
+    torch.testing.assert_close(whole.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "dtype"),
+    [(32, 8, 128, torch.bfloat16), (16, 8, 80, torch.float16), (32, 1, 64, torch.bfloat16)],
+)
+def test_tokens_that_decode(heads, kv_heads, size, dtype):
+    """Alone, and among so many that another kernel takes them."""
+    spec = AttentionLayerSpec(heads, kv_heads, size, size**-0.5)
+    lengths = [1, 16, 63, 64, 65, 255, 256, 257, 700, 4096, 4097, 9000]
+    case = PagedCase(spec, [(1, length) for length in lengths], dtype=dtype, device="cuda")
+    found = case.run(InvariantTritonBackend)
+    torch.testing.assert_close(found.double(), case.expected(), rtol=2e-2, atol=2e-2)
+    repeated = torch.arange(max(FEW_STAGES) // kv_heads + len(lengths), device="cuda") % len(lengths)
+    whole = run_of(case, repeated)
+    assert torch.equal(whole[: len(lengths)], found)
+    for most in FEW_STAGES:
+        count = max(1, most // kv_heads)
+        assert torch.equal(run_of(case, repeated[:count]), whole[:count]), count
+
+
+def run_of(case, chosen):
+    """What the requests `chosen` give, one token each, some more than once."""
+    step = case.common()
+    common = dataclasses.replace(
+        step, query_start=torch.arange(len(chosen) + 1, dtype=torch.int32, device="cuda"),
+        seq_lens=step.seq_lens[chosen], block_table=step.block_table[chosen], slot_mapping=step.slot_mapping[chosen],
+        num_requests=len(chosen), num_tokens=len(chosen), query_start_host=None, seq_lens_host=None,
+    )  # fmt: skip
+    found = copy.copy(case)
+    found.query, found.key, found.value = case.query[chosen], case.key[chosen], case.value[chosen]
+    found.common = lambda: common
+    return found.run(InvariantTritonBackend)

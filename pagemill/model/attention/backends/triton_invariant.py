@@ -11,6 +11,7 @@ from pagemill.model.attention.backends.triton_attn import SMALL_BATCH, Items, wr
 from pagemill.model.attention.capability import AttentionLayerSpec, Capability, MultipleOf
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import AttentionBackend, AttentionImpl, CommonAttentionMetadata, MetadataBuilder
+from pagemill.model.kernels.gpu_facts import is_hopper
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton.attention_tiles import power_of_two, tiles_for
 
@@ -24,6 +25,9 @@ PROGRAMS = 512
 """Of requests that decode, by key heads and lanes, where there are not more requests than that."""
 STAGES = 2
 """Of the loop of a decoding program: with fewer, more programs share a multiprocessor."""
+FEW_STAGES = {32: 4, 256: 2}
+"""On Hopper GPUs, by the most requests times key heads: turns that come ahead for the four warps of
+invariant_decoding.py. With more of them, programs of one warp keep the GPU busy."""
 FEW_LANES = 4
 """At least so many programs for a request and key head, as some requests may be long among short ones."""
 
@@ -137,6 +141,10 @@ class InvariantImpl(AttentionImpl):
 
         spec = self.spec
         common = metadata.common
+        stages = self._few_stages(common.num_requests, query)
+        if stages:
+            self._attend_few(output, query, kv_cache, metadata, parts, stages)
+            return
         keys, values = kv_cache[:, 0], kv_cache[:, 1]
         group = spec.num_heads // spec.num_kv_heads
         launch.on(attend_decoding, (spec.num_kv_heads, common.num_requests, metadata.lanes))(
@@ -147,6 +155,32 @@ class InvariantImpl(AttentionImpl):
             GROUP=group, HEAD=spec.head_size, BLOCK_D=parts.sums.shape[-1], BLOCK_M=max(16, power_of_two(group)),
             BLOCK_N=KEYS, PAGE=common.block_size, SHORTEST=SHORTEST, HAS_CAP=spec.soft_cap is not None,
             PDL=launch.dependent(), num_stages=STAGES, **launch.options(1),
+        )  # fmt: skip
+
+    def _few_stages(self, num_requests: int, query: Tensor) -> int:
+        """Of the kernel for few programs; 0 where it is not taken."""
+        if self.spec.soft_cap is not None or query.element_size() != 2 or not is_hopper(query.device):
+            return 0
+        pairs = num_requests * self.spec.num_kv_heads
+        return next((stages for most, stages in FEW_STAGES.items() if pairs <= most), 0)
+
+    def _attend_few(
+        self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: InvariantMetadata, parts: Parts, stages: int
+    ) -> None:
+        from pagemill.model.kernels.triton import launch  # deferred: triton
+        from pagemill.model.kernels.triton.invariant_decoding import attend_few_decoding
+
+        spec = self.spec
+        common = metadata.common
+        keys, values = kv_cache[:, 0], kv_cache[:, 1]
+        group = spec.num_heads // spec.num_kv_heads
+        launch.on(attend_few_decoding, (spec.num_kv_heads, common.num_requests, metadata.lanes))(
+            output, parts.sums, parts.tops, parts.totals, parts.arrived, query, keys, values, common.block_table,
+            common.query_start, common.seq_lens, spec.scale,
+            query.stride(0), query.stride(1), output.stride(0), output.stride(1), common.block_table.stride(0),
+            keys.stride(0), keys.stride(1), keys.stride(2),
+            GROUP=group, HEAD=spec.head_size, BLOCK_D=parts.sums.shape[-1], BLOCK_M=max(16, power_of_two(group)),
+            PAGE=common.block_size, SHORTEST=SHORTEST, STAGES=stages, PDL=launch.dependent(), **launch.options(),
         )  # fmt: skip
 
     def _attend_prompts(self, output: Tensor, query: Tensor, kv_cache: Tensor, metadata: InvariantMetadata) -> None:

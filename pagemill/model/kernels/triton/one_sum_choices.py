@@ -10,6 +10,8 @@ from pagemill.model.kernels.triton.choices import Shape
 
 MOST_FEW: Final = 128
 """Rows that are multiplied all at once."""
+MOST_EARLY: Final = 16
+"""Of those, rows that one_sum_early.py takes on Hopper GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,18 @@ class FewTiles:
     inputs: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyTiles:
+    """Of up to MOST_EARLY rows."""
+
+    warps: int
+    """1 to 3, of 16 outputs each."""
+    inputs: int
+    """Of a turn."""
+    stages: int
+    """Turns in the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,9 @@ _PLAIN_WIDE: Final = {
 _GATED: Final = {
     16: FewTiles(64, 128, 4, 5), 32: FewTiles(64, 128, 4, 4), 64: FewTiles(64, 128, 4, 4), 128: FewTiles(64, 64, 4, 6),
 }  # fmt: skip
+_RING: Final = 210 << 10
+"""Bytes of shared memory: one program on each multiprocessor. Were there room for two, the first to be free would take
+two of the next kernel's, and others none."""
 MANY: Final = (ManyTiles(64, 128, 128, 4, 4, 18), ManyTiles(128, 128, 64, 4, 4, 28), ManyTiles(128, 256, 64, 8, 4, 47))
 
 
@@ -65,6 +82,26 @@ def few_tiles(num_rows: int, shape: Shape) -> FewTiles:
     if rows == 16 and _RESIDENT * 64 < shape[0] < _WIDE:
         return FewTiles(64, 128, 4, 5)
     return _PLAIN_WIDE[rows] if shape[0] >= _WIDE else _PLAIN[rows]
+
+
+def early_class(num_rows: int) -> int:
+    """Rows of the tile that holds up to MOST_EARLY rows."""
+    return 8 if num_rows <= 8 else 16
+
+
+def early_tiles(num_rows: int, shape: Shape, num_processors: int) -> EarlyTiles:
+    """For 1 to MOST_EARLY rows: the warps with which a multiprocessor has the fewest outputs, rather many."""
+    outputs, size, gated = shape
+
+    def most_groups(warps: int) -> int:
+        return -(-outputs // (16 * warps * num_processors)) * warps
+
+    warps = min((3, 2, 1), key=most_groups)
+    groups = warps * (2 if gated else 1)
+    inputs = 256 if groups <= 3 else 128
+    stage = (16 * groups + early_class(num_rows)) * inputs * 2
+    turns = -(-size // inputs) * (most_groups(warps) // warps)
+    return EarlyTiles(warps, inputs, min(_RING // stage, turns))
 
 
 def many_tiles(num_rows: int, num_outputs: int, num_processors: int, itemsize: int) -> ManyTiles:

@@ -7,6 +7,7 @@ import torch
 
 from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
+from pagemill.model.attention.backends import triton_invariant
 from pagemill.model.attention.backends.triton_invariant import InvariantBuilder, InvariantImpl, InvariantTritonBackend
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import CommonAttentionMetadata
@@ -58,6 +59,16 @@ def test_a_token_has_the_same_bits_in_a_prompt_in_a_part_of_it_and_decoded():
     step_size = 0.0 if DEVICE == "cuda" else 2e-3
     for begin, end in ((500, 560), (250, 263), (255, 256), (256, 257), (559, 560)):
         torch.testing.assert_close(attend(begin, end), whole[begin:end], rtol=step_size, atol=step_size)
+
+
+def test_few_programs_have_a_kernel_of_their_own(monkeypatch):
+    query = torch.empty(1, 4, 64, dtype=torch.float16)
+    impl = InvariantImpl(SPEC)
+    assert impl._few_stages(1, query) == 0  # not on a Hopper GPU
+    monkeypatch.setattr(triton_invariant, "is_hopper", lambda device: True)
+    assert [impl._few_stages(requests, query) for requests in (1, 16, 17, 128, 129)] == [4, 4, 2, 2, 0]
+    assert impl._few_stages(1, query.float()) == 0
+    assert InvariantImpl(dataclasses.replace(SPEC, soft_cap=8.0))._few_stages(1, query) == 0
 
 
 def test_what_it_can_do():

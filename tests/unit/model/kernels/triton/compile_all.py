@@ -4,7 +4,9 @@
 Launches are caught and compiled instead: the interpreter, in which the other tests run, accepts more than the compiler.
 """
 
+import dataclasses
 import sys
+from unittest import mock
 
 import torch
 import triton
@@ -86,7 +88,7 @@ def check_start(text: str, early: bool) -> None:
 
 JITFunction.run = compile_instead
 
-from pagemill.model.attention.backends import hopper_prompts  # noqa: E402
+from pagemill.model.attention.backends import hopper_prompts, triton_invariant  # noqa: E402
 from pagemill.model.attention.backends.triton_attn import TritonBackend  # noqa: E402
 from pagemill.model.attention.backends.triton_invariant import InvariantTritonBackend  # noqa: E402
 from pagemill.model.attention.capability import AttentionLayerSpec  # noqa: E402
@@ -116,6 +118,8 @@ from pagemill.model.kernels.triton.moe_route import route  # noqa: E402
 from pagemill.model.kernels.triton.moe_sort import sort_slots  # noqa: E402
 from pagemill.model.kernels.triton.norm import rms_norm_floats, rms_norm_of_parts  # noqa: E402
 from pagemill.model.kernels.triton.norm_before import NormBefore  # noqa: E402
+from pagemill.model.kernels.triton.one_sum_choices import early_tiles  # noqa: E402
+from pagemill.model.kernels.triton.one_sum_early import early_rows  # noqa: E402
 from pagemill.model.kernels.triton.packed_choices import PackedChoice  # noqa: E402
 from pagemill.model.kernels.triton.packed_gemv import packed_gemv  # noqa: E402
 from pagemill.model.kernels.triton.skinny import skinny, skinny_add, skinny_parts  # noqa: E402
@@ -172,6 +176,12 @@ def linears() -> None:
 def one_sum() -> None:
     invariant.linear(half(1, 4096), half(24576, 4096), gate="silu")
     invariant.linear(half(300, 4096), half(4096, 4096), half(4096))
+    for rows, shape, gate in ((1, (24576, 4096), "silu"), (9, (6144, 4096), None), (3, (4096, 4096), None),
+                              (2, (2048, 2048), None), (1, (1, 264), None), (8, (512, 264), "gelu_tanh")):  # fmt: skip
+        bias = half(shape[0]) if rows > 2 else None
+        outputs = shape[0] // (1 if gate is None else 2)
+        tiles = early_tiles(rows, (outputs, shape[1], gate is not None), 132)
+        early_rows(half(rows, shape[1]), half(*shape), tiles, bias, gate, torch.bfloat16, 132)
 
 
 def integers() -> None:
@@ -286,7 +296,12 @@ def attention() -> None:
 
 def invariant_attention() -> None:
     spec = AttentionLayerSpec(32, 8, 128, 0.1)
-    PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16).run(InvariantTritonBackend)
+    case = PagedCase(spec, [(1, 5), (9, 9)], dtype=torch.bfloat16)
+    case.run(InvariantTritonBackend)
+    with mock.patch.object(triton_invariant, "is_hopper", return_value=True):
+        case.run(InvariantTritonBackend)
+        PagedCase(dataclasses.replace(spec, num_heads=6, num_kv_heads=2, head_size=80), [(1, 5)] * 20,
+                  dtype=torch.float16).run(InvariantTritonBackend)  # fmt: skip
 
 
 def prompts() -> None:

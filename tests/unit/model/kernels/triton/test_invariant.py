@@ -7,7 +7,14 @@ from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
 from pagemill.model.kernels import reference
 from pagemill.model.kernels.triton import invariant
-from pagemill.model.kernels.triton.one_sum_choices import MANY, few_class, many_tiles
+from pagemill.model.kernels.triton.one_sum_choices import (
+    MANY,
+    MOST_EARLY,
+    early_class,
+    early_tiles,
+    few_class,
+    many_tiles,
+)
 from tests.marks import slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -47,3 +54,21 @@ def test_tiles_follow_the_number_of_rows() -> None:
     assert many_tiles(256, 4096, 132, 2) is MANY[0]
     assert many_tiles(8192, 4096, 132, 2) is MANY[-1]
     assert many_tiles(8192, 4096, 132, 4).outputs <= 128
+
+
+@pytest.mark.parametrize("rows", [1, MOST_EARLY])
+@pytest.mark.parametrize(
+    ("shape", "warps"),
+    [((4096, 4096, False), 2), ((6144, 4096, False), 3), ((12288, 4096, True), 3), ((128, 2048, False), 1)],
+)
+def test_outputs_are_divided_evenly_over_multiprocessors(shape: tuple[int, int, bool], warps: int, rows: int) -> None:
+    tiles = early_tiles(rows, shape, 132)
+    assert tiles.warps == warps
+    held = (16 * warps * (2 if shape[2] else 1) + early_class(rows)) * tiles.inputs * 2 * tiles.stages
+    assert held < 227 << 10
+    assert tiles.stages >= 6
+
+
+def test_a_ring_is_not_longer_than_its_programs_turns() -> None:
+    assert early_tiles(1, (96, 72, True), 132).stages == 1
+    assert early_tiles(1, (2048, 2048, False), 132).stages * early_tiles(1, (2048, 2048, False), 132).inputs == 2048
