@@ -14,7 +14,7 @@ from pagemill.model.kernels.triton import eight_bits_quantize, fp8_quantize, lau
 
 FP8 = torch.float8_e4m3fn
 AT_ONCE = (1024, 2048, 4096, 8192)
-SHAPES = ((4096, None), (12288, "silu"))
+SHAPES = ((4096, None), (8192, None), (6144, "silu"), (12288, "silu"), (14336, "silu"), (18944, "silu"))
 """Inputs, and the gated activation before."""
 
 

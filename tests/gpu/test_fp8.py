@@ -66,7 +66,9 @@ def test_a_norm_writes_what_quantizing_its_result_would(dependent, count, size, 
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize(("count", "size"), [(33, 752), (256, 12288), (3000, 12288)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(33, 752), (256, 12288), (3000, 12288), (300, 14336), (300, 18944), (300, 28672)]
+)
 def test_a_gated_activation_writes_what_quantizing_its_result_would(dependent, gate, count, size):
     x = random(count, 2 * size)
     found, expected = fp8.quantize(x, gate), fp8.quantize(gated(x, gate == "gelu_tanh"))

@@ -10,6 +10,7 @@ from tests.marks import slow
 from pagemill.model.kernels.triton import fp8  # isort: skip
 from pagemill.model.kernels.triton.choices import GemvChoice
 from pagemill.model.kernels.triton.fp8_choices import FewRowsChoice, few_rows_choice, one_row_choice
+from pagemill.model.kernels.triton.fp8_quantize import pieces
 from pagemill.model.kernels.triton.fp8_rows import few_rows
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
@@ -41,6 +42,17 @@ def test_quantize(size: int):
 def same_bits(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert torch.equal(found[1], expected[1])
     assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("size", "found"),
+    [
+        (1, (1, 0)), (4096, (4096, 0)), (100, (128, 0)), (3000, (2048, 1024)), (12288, (8192, 4096)),
+        (14336, (16384, 0)), (18944, (16384, 4096)), (28672, (32768, 0)),
+    ],
+)  # fmt: skip
+def test_a_row_is_one_power_of_two_or_two_where_they_are_less(size: int, found: tuple[int, int]):
+    assert pieces(size) == found
 
 
 @pytest.mark.parametrize("dtype", list(STEP))
