@@ -34,6 +34,11 @@ class Pooling:
         """Whether two texts can be scored: together, or by their vectors."""
         return self.pairs or self.task.embeds
 
+    @property
+    def one_vector(self) -> bool:
+        """Whether a text becomes one vector, unless its request says otherwise."""
+        return self.task.embeds and not self.task.per_token and not self.params.per_token
+
     def check_compares(self) -> None:
         """Raises RequestError for a model by which two texts cannot be scored."""
         if not self.compares:

@@ -29,7 +29,7 @@ async def embed(request: Request) -> Response:
     Raises RequestError, NotHereError for a model that makes no vectors, EngineOverloadedError, EngineDeadError.
     """
     inputs = services(request).engine.preparation.inputs
-    if not inputs.pools or not inputs.pooling.task.embeds:
+    if not inputs.pools or not inputs.pooling.one_vector:
         raise NotHereError("this model makes no vectors of texts")
     form, prepared, texts = await services(request).intake.prepare(COHERE_EMBED, request)
     name = f"embd-{request.scope['request_id']}"

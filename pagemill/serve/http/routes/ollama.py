@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import OLLAMA, ApiError
+from pagemill.serve.http.errors import OLLAMA, ApiError, NotHereError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, AnswerForm
@@ -23,7 +23,7 @@ from pagemill.serve.http.routes.embeddings import vectors_of
 from pagemill.serve.http.schemas.answers import OllamaAnswer, OllamaVector, OllamaVectors
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
-from pagemill.serve.http.state import services
+from pagemill.serve.http.state import Services, services
 from pagemill.serve.parsers.interface import Delta
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.utils.pacer import in_slices
@@ -173,9 +173,10 @@ class OllamaDeltas:
 async def embed(request: Request) -> Response:
     """Make vectors of texts. Every text is checked before any runs.
 
-    Raises RequestError, EngineOverloadedError, EngineDeadError.
+    Raises RequestError, NotHereError for a model that makes something else of texts, EngineOverloadedError,
+    EngineDeadError.
     """
-    form, prepared, _ = await services(request).intake.prepare(OLLAMA_EMBED, request)
+    form, prepared, _ = await _here_for_vectors(request).intake.prepare(OLLAMA_EMBED, request)
     return await respond_unless_gone(request, _embedded(request, request.scope["request_id"], prepared, form))
 
 
@@ -187,10 +188,19 @@ async def embed(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Make the vector of one text, as older clients ask.
 
-    Raises RequestError, EngineOverloadedError, EngineDeadError.
+    Raises RequestError, NotHereError for a model that makes something else of texts, EngineOverloadedError,
+    EngineDeadError.
     """
-    form, prepared, _ = await services(request).intake.prepare(OLLAMA_EMBEDDINGS, request)
+    form, prepared, _ = await _here_for_vectors(request).intake.prepare(OLLAMA_EMBEDDINGS, request)
     return await respond_unless_gone(request, _one_embedded(request, request.scope["request_id"], prepared, form))
+
+
+def _here_for_vectors(request: Request) -> Services:
+    here = services(request)
+    inputs = here.engine.preparation.inputs
+    if inputs.pools and not inputs.pooling.one_vector:
+        raise NotHereError("this model makes no vectors of texts: use /classify or /pooling")
+    return here
 
 
 async def _one_embedded(request: Request, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:

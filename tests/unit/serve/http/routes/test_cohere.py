@@ -101,6 +101,14 @@ async def test_a_field_without_effect_is_named(client: httpx.AsyncClient) -> Non
     assert answer.headers["x-pagemill-ignored-fields"] == "input_type"
 
 
+async def test_a_model_that_makes_a_vector_of_each_token_makes_none_of_texts() -> None:
+    engine = make_engine(pooler=PoolerConfig(pooling_type="ALL", normalize=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
+        answer = await client.post(PATH, json={"model": "fake", "texts": ["a"]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_supported")
+    await engine.shutdown()
+
+
 async def test_a_model_that_generates_text_makes_no_vectors(connect: Connect) -> None:
     answer = await (await connect()).post(PATH, json={"model": "fake", "texts": ["a"]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_supported")

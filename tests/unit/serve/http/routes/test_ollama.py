@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from pagemill.config.pooler_config import PoolerConfig
+from pagemill.messages.pooling_params import PoolingTask
 from pagemill.messages.sampling_params import SamplingParams
 from pagemill.tokenizers.fill_in import FillInTokens
 from tests.fakes.engine import make_app, make_engine
@@ -244,3 +245,13 @@ async def test_a_suffix_is_what_follows_a_gap(connect: Connect, monkeypatch: pyt
     assert lines[-1]["done"]
     only = await client.post("/api/generate", json=body | {"prompt": "", "stream": False})
     assert only.json()["response"] == "x, y"
+
+
+@pytest.mark.parametrize("changes", [{"pooling_type": "ALL"}, {"task": PoolingTask.CLASSIFY, "num_outputs": 3}])
+async def test_a_model_that_makes_something_else_of_texts_makes_no_vectors(changes: dict[str, Any]) -> None:
+    engine = make_engine(pooler=PoolerConfig(**({"pooling_type": "LAST", "normalize": False} | changes)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
+        for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+            answer = await client.post(path, json={"model": "fake", field: "a"})
+            assert (answer.status_code, "/pooling" in answer.json()["error"]) == (404, True)
+    await engine.shutdown()
