@@ -45,7 +45,7 @@ from pagemill.utils.torch_libraries import load_torch_library
 
 logger = get_logger(__name__)
 
-WORKER = "pagemill.worker.worker:Worker"
+WORKER = "pagemill.worker.begin:make_worker"
 """What makes a worker, called with its configuration."""
 
 

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pagemill import envs
 from pagemill.catalog.attention import cuda_order
 from pagemill.config.facts import DeviceFacts
 from pagemill.errors import ConfigError
+from pagemill.platforms.cuda_context import EarlyContext
 from pagemill.platforms.interface import Copier, DeviceMemory, GraphMaker, Platform, Transfers
 
 TOKEN_BUDGET = 8192
@@ -31,6 +33,8 @@ class CudaPlatform(Platform):
         self._index = 0
         self._others = 0
         self._capability: tuple[int, int] | None = None
+        self._early: EarlyContext | None = None
+        """With `_others` as it was before."""
 
     def absence(self) -> str | None:
         if not _torch_has_cuda():
@@ -57,9 +61,20 @@ class CudaPlatform(Platform):
             deterministic=envs.batch_invariant(),
         )
 
+    def prepare(self, local_rank: int) -> None:
+        if "torch" in sys.modules and _has_context():
+            return
+        try:
+            self._others = _Management().device(local_rank).used_bytes
+        except OSError:
+            return
+        self._early = EarlyContext(local_rank)
+
     def start(self, local_rank: int) -> None:
         import torch  # deferred: facts() must not cost the import of torch
 
+        if self._early is not None:
+            self._early.wait()
         if not torch.cuda.is_available():
             raise ConfigError("device='cuda' cannot be used: torch finds no usable GPU; use --device cpu")
         if local_rank >= torch.cuda.device_count():
@@ -69,8 +84,9 @@ class CudaPlatform(Platform):
             )
         self._index = local_rank
         self._capability = None
-        # What this process has taken already cannot be told from what others have, and is counted as its own.
-        self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
+        if self._early is None:
+            # What this process has taken already cannot be told from what others have, and is counted as its own.
+            self._others = 0 if _has_context() else _Management().device(local_rank).used_bytes
         torch.cuda.set_device(local_rank)
 
     def set_threads(self, num_threads: int, cpus: tuple[int, ...] = ()) -> None:

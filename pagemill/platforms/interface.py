@@ -25,6 +25,10 @@ class Platform(ABC):
     def facts(self) -> DeviceFacts:
         """Cores, memory and fast types, as of now."""
 
+    def prepare(self, local_rank: int) -> None:  # noqa: B027 - most devices need none
+        """Begin what `start` with the same number will wait for, as far as it needs no torch, which is not imported
+        yet. Called in the process that will use the device, and that is not forked any more. Raises nothing."""
+
     def start(self, local_rank: int) -> None:  # noqa: B027 - most devices need none
         """Take device number `local_rank` for this process. Called once, before any tensor work. Raises ConfigError
         when it is not there."""
