@@ -30,12 +30,18 @@ class _Mode:
 _mode = _Mode(envs.dependent_launch())
 _launches: ContextVar[bool] = ContextVar("launches", default=True)
 """Of this thread: another engine of the process goes on launching."""
+_compiled: ContextVar[Any] = ContextVar("compiled", default=None)
 
 
 def on(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """`kernel[grid]`, the way all kernels are launched; inside `no_launches` a call compiles and does no more."""
-    launched: Callable[..., Any] = kernel[grid] if _launches.get() else partial(kernel.run, grid=grid, warmup=True)
+    launched: Callable[..., Any] = kernel[grid] if _launches.get() else partial(_compile, kernel, grid)
     return launched
+
+
+def compiled_now() -> Any:
+    """The kernel that this thread asks for without launching it; None where there is none."""
+    return _compiled.get()
 
 
 @contextmanager
@@ -68,6 +74,14 @@ def dependent() -> bool:
 def options(num_warps: int = 4) -> dict[str, int | bool]:
     """Launch options of a kernel."""
     return {"num_warps": num_warps, "launch_pdl": True} if dependent() else {"num_warps": num_warps}
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+    token = _compiled.set(kernel)
+    try:
+        return kernel.run(*args, grid=grid, warmup=True, **options)
+    finally:
+        _compiled.reset(token)
 
 
 def power_of_two(size: int) -> int:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
+from queue import PriorityQueue
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,11 +22,15 @@ from triton.runtime.cache import get_cache_manager
 
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
-from pagemill.model.kernels.triton import launch, modules
+from pagemill.model.kernels.triton import early, launch, modules
+from pagemill.model.kernels.triton.source_length import source_length
 from pagemill.utils.cpu_affinity import current_cpus
 from pagemill.utils.disk_errors import disk_problem
 
 logger = get_logger(__name__)
+
+LONG = 9_000
+"""Characters of a kernel's source from which on it takes a second or more to compile: these are begun first."""
 
 
 @contextmanager
@@ -37,31 +43,46 @@ def compile_together(precompilation: Iterable[None], whole: bool = False) -> Ite
     """
     began = time.monotonic()
     modules.keep_apart()
+    early.begin().join()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
     num_threads = len(current_cpus()) or os.cpu_count() or 1
-    with ThreadPoolExecutor(num_threads, "compile", use_device) as threads, Together(threads) as mode:
+    with ThreadPoolExecutor(num_threads, "compile") as threads, Together(threads, use_device) as mode:
         mode.precompile(precompilation, whole)
         yield
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
 
 
-class Together(AsyncCompileMode):  # type: ignore[misc]
-    """Each kernel is compiled once, and not before `begin`: threads that walk Python's syntax trees would hold up who
-    asks for more."""
+class _Asked(NamedTuple):
+    """A kernel to compile. The least comes first: long ones, then as they were asked for."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
+    rank: int
+    number: int
+    compile_fn: Callable[[], Any]
+    future: Future[Any]
+
+
+class Together(AsyncCompileMode):  # type: ignore[misc]
+    """Each kernel is compiled once, and none before `begin`."""
+
+    def __init__(self, threads: ThreadPoolExecutor, use_device: Callable[[], None] | None = None) -> None:
+        """`use_device`: makes the device that kernels are for a thread's own."""
         super().__init__(threads)
+        self._use_device = use_device
         self.begin = Event()
         self.num_missing = 0
         """Kernels that are not on disk."""
+        self._asked: PriorityQueue[_Asked] = PriorityQueue()
+        self._numbers = count()
 
     def precompile(self, steps: Iterable[None], whole: bool) -> None:
-        """The steps, or the first one where nothing is missing after it; then the threads begin."""
+        """The steps, or the first one where nothing is missing after it. The threads begin after the first, so that
+        those kernels that take longest are known."""
         try:
             with launch.no_launches():
                 for _ in steps:
                     if not (whole or self.num_missing):
                         break
+                    self.begin.set()
         finally:
             self.begin.set()
 
@@ -71,25 +92,23 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         kernel = self.future_kernels.get(key)
         if kernel is None:
             self.num_missing += not _on_disk(key)
-            kernel = _Awaited(finalize_fn, self.executor.submit(self._compile, compile_fn), self.begin)
+            asked = _Asked(_rank(), next(self._numbers), compile_fn, Future())
+            self._asked.put(asked)
+            self.executor.submit(self._compile_next)
+            kernel = _Awaited(finalize_fn, asked.future, self.begin)
             self.future_kernels[key] = kernel
         finalize_fn(kernel)
         return kernel
 
-    def _compile(self, compile_fn: Callable[[], Any]) -> Any:
+    def _compile_next(self) -> None:
         self.begin.wait()
+        asked = self._asked.get_nowait()
         try:
-            kernel = compile_fn()
-            _ = kernel.run  # the first look at it makes the launcher and loads both
-        except Exception as error:
-            problem = disk_problem(error)
-            if problem is None:
-                raise
-            raise ConfigError(
-                f"compiled kernels cannot be kept in {triton.knobs.cache.dir}: {problem}; make room there, or set "
-                "TRITON_CACHE_DIR to another folder"
-            ) from error
-        return kernel
+            if self._use_device is not None:
+                self._use_device()
+            asked.future.set_result(_compiled(asked.compile_fn))
+        except BaseException as error:
+            asked.future.set_exception(error)
 
 
 class _Awaited(FutureKernel):  # type: ignore[misc]
@@ -102,6 +121,27 @@ class _Awaited(FutureKernel):  # type: ignore[misc]
     def result(self, ignore_errors: bool = False) -> Any:
         self._begin.set()
         return super().result(ignore_errors)
+
+
+def _compiled(compile_fn: Callable[[], Any]) -> Any:
+    try:
+        kernel = compile_fn()
+        _ = kernel.run  # the first look at it makes the launcher and loads both
+    except Exception as error:
+        problem = disk_problem(error)
+        if problem is None:
+            raise
+        raise ConfigError(
+            f"compiled kernels cannot be kept in {triton.knobs.cache.dir}: {problem}; make room there, or set "
+            "TRITON_CACHE_DIR to another folder"
+        ) from error
+    return kernel
+
+
+def _rank() -> int:
+    kernel = launch.compiled_now()
+    length = 0 if kernel is None else source_length(kernel)
+    return -length if length >= LONG else 0
 
 
 def _on_disk(key: str) -> bool:

@@ -16,13 +16,33 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from pagemill.errors import ConfigError
-from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton import launch, together
+from pagemill.model.kernels.triton.source_length import source_length
 from pagemill.model.kernels.triton.together import compile_together
 
 
 def _double(out, x, num, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     tl.store(out + places, 2 * tl.load(x + places, places < num), places < num)
+
+
+@triton.jit
+def _twice(x):
+    return 2 * x
+
+
+def _fill(out, x, num, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), num)
+
+
+def _quadruple(out, x, num, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(out + places, _twice(_twice(tl.load(x + places, places < num))), places < num)
+
+
+def _octuple(out, x, num, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)
+    tl.store(out + places, _twice(_twice(_twice(tl.load(x + places, places < num)))), places < num)
 
 
 def _refuse(out, BLOCK: tl.constexpr):
@@ -88,7 +108,6 @@ def test_what_is_precompiled_is_compiled_once_and_not_launched(device):
             launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64, num_warps=1)
             yield
         launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=128, num_warps=1)
-        assert not device.loads
         yield
 
     with compile_together(precompilation()):
@@ -107,6 +126,42 @@ def test_the_body_launches_what_was_precompiled_and_what_was_not(device):
             launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
     assert device.loads == ["_double"] * 2
     assert device.launches == [("_double", (block, 1, 1)) for block in (64, 128, 64)]
+
+
+def test_those_that_take_longest_are_compiled_first_and_the_others_as_they_are_asked_for(device, monkeypatch):
+    monkeypatch.setattr(together, "current_cpus", lambda: [0])
+    monkeypatch.setattr(together, "LONG", source_length(triton.jit(_quadruple)))
+    kernels = [triton.jit(each) for each in (_fill, _double, _quadruple, _octuple)]
+
+    def precompilation():
+        for kernel in kernels:
+            launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
+        assert not device.loads
+        yield
+
+    with compile_together(precompilation()):
+        pass
+    assert device.loads == ["_octuple", "_quadruple", "_fill", "_double"]
+
+
+def test_the_length_of_a_source_is_that_of_all_functions_that_it_names_each_once():
+    double, quadruple, octuple = (source_length(triton.jit(each)) for each in (_double, _quadruple, _octuple))
+    helper = len(_twice.src)
+    assert quadruple == len(triton.jit(_quadruple).src) + helper
+    assert octuple == len(triton.jit(_octuple).src) + helper > quadruple > double == len(triton.jit(_double).src)
+    assert source_length(len) == 0
+
+
+def test_a_thread_that_cannot_use_the_device_tells_who_launches(device, monkeypatch):
+    def refuse(index):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    kernel = triton.jit(_double)
+    with compile_together(steps(kernel, 64)), pytest.raises(RuntimeError, match="no such device"):
+        launch.on(kernel, (1,))(half(64), half(64), 48, BLOCK=64)
 
 
 def test_an_error_of_the_compiler_is_raised_by_the_launch_as_without(device):

@@ -1,0 +1,27 @@
+"""`begin`: what the first kernel of a process waits for and no kernel, no torch and little of Python is needed for.
+
+That is the hash of Triton's compiler, hundreds of megabytes, which is part of each kernel's name on disk, and the
+module in C by which Triton talks to the driver, which a first start has to compile.
+"""
+
+from contextlib import suppress
+from functools import cache
+from threading import Thread
+
+
+@cache
+def begin() -> Thread:
+    """Begin it on a thread, once in a process. What fails fails again, and is told, when a kernel is compiled."""
+    thread = Thread(target=_get_ready, name="compiler", daemon=True)
+    thread.start()
+    return thread
+
+
+def _get_ready() -> None:
+    with suppress(Exception):
+        # Deferred: whoever begins goes on meanwhile. Triton may not be installed.
+        from triton.backends.nvidia.driver import CudaUtils
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+        CudaUtils()
