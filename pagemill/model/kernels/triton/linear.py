@@ -1,5 +1,6 @@
-"""Linear layers on device tensors, with the norm before them: one row by gemv.py, a few where measured faster by
-skinny.py, many with a gate by gated_prompts.py on Hopper GPUs, else cuBLAS.
+"""Linear layers on device tensors, with the norm before them: one row by gemv.py, up to 16 on Hopper GPUs by
+one_sum_early.py, a few where measured faster by skinny.py, many with a gate by gated_prompts.py on Hopper GPUs, else
+cuBLAS.
 
 Knows shapes, not layers.
 """
@@ -8,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels.gpu_facts import is_hopper, num_processors
 from pagemill.model.kernels.triton import choices, gated_prompts, launch
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_of_parts
 from pagemill.model.kernels.triton.norm_before import NormBefore
+from pagemill.model.kernels.triton.one_sum_choices import MOST_EARLY, early_tiles
+from pagemill.model.kernels.triton.one_sum_early import early_rows
 from pagemill.model.kernels.triton.skinny import LAST_SUMS_ROWS, reads, skinny, skinny_add, skinny_parts, sums_at_once
 
 
@@ -24,10 +28,14 @@ def linear(
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As reference.linear: [T, K] times [N, K] -> [T, N], with a gate [T, N / 2]; sums in float32, rounded once to
-    `out_dtype` (x's type) but by cuBLAS and a gate, which round before it."""
+    `out_dtype` (x's type) but by cuBLAS and one_sum_early.py with a gate, which round before it."""
     if len(x) == 1 and _takes(x, weight):
         choice = choices.gemv_choice(_shape(weight, gate), x.dtype)
         return gemv(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
+    if _comes_early(x, weight):
+        processors = num_processors(x.device)
+        tiles = early_tiles(len(x), _shape(weight, gate), processors)
+        return early_rows(x, weight, tiles, bias, gate, out_dtype or x.dtype, processors)
     few = _few(x, weight, gate)
     if few is not None:
         return skinny(x, weight, few, bias=bias, gate=gate, out_dtype=out_dtype)
@@ -93,10 +101,15 @@ def linear_norm_linear(
 
 def _few(x: Tensor, weight: Tensor, gate: str | None) -> choices.SkinnyChoice | None:
     """How skinny.py multiplies them; None where it does not."""
-    if not _takes(x, weight):
+    if not _takes(x, weight) or _comes_early(x, weight):
         return None
     few = choices.skinny_choice(len(x), _shape(weight, gate), x.dtype)
     return few if few is not None and reads(x, weight) else None
+
+
+def _comes_early(x: Tensor, weight: Tensor) -> bool:
+    """Whether one_sum_early.py multiplies them."""
+    return 1 < len(x) <= MOST_EARLY and _takes(x, weight) and is_hopper(x.device) and reads(x, weight)
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:
