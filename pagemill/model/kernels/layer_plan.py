@@ -5,9 +5,9 @@ Knows operations on numbered buffers; nothing about models. Everything is bfloat
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import Layer, Op, Run
 from pagemill.model.kernels.native import DTYPES, KV_DTYPES, loaded_library
+from pagemill.model.kernels.streams import StreamFunction
 
 NORM = 1
 LINEAR = 2
@@ -28,14 +29,33 @@ EMBED = 9
 GATE = 10
 MULTIPLY = 11
 NORM_PARTS = 12
+SOFT_CAP = 14
 PLAN_GATES = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 """As PmGate in cpu/kernels.h."""
 NO_BUFFER = -1
 MIN_CAPACITY = 64
 
 
-LookUp: TypeAlias = Callable[[Tensor], Tensor]
-"""[T] int64 token ids -> [T, n] bfloat16, contiguous."""
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What native code looks up for tokens: rows of an embedding."""
+
+    embedding: PackedLinear | Tensor
+    """[V, n]; a tensor is bfloat16."""
+    scale: float
+    known: int
+    """Tokens from here on have the row of token 0."""
+
+
+class LookUp(Protocol):
+    """[T] int64 token ids -> [T, n] bfloat16, contiguous."""
+
+    @property
+    def __call__(self) -> Callable[[Tensor], Tensor]:
+        """Of tokens."""
+
+    def native(self) -> TokenTable | None:
+        """The same as native code takes it; None when there is no such form."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +127,17 @@ class PlanBuilder:
         """Elements of a buffer for each token."""
         return self._widths[buffer]
 
-    def norm(self, source: int, norm: NormWeight, out: str) -> int:
-        """norm(source) -> out."""
-        return self._norm(source, norm, out, NO_BUFFER, NO_BUFFER)
+    def norm(self, source: int, norm: NormWeight, out: str, *, stored: bool = False) -> int:
+        """norm(source) -> out. `stored`: it is read after the next norm too, when threads have waited for each
+        other."""
+        return self._norm(source, norm, out, NO_BUFFER, NO_BUFFER, stored=stored)
 
-    def add_norm(self, source: int, residual: int, norm: NormWeight, out: str, total: str) -> tuple[int, int]:
-        """(norm(source + residual) -> out, source + residual -> total)."""
+    def add_norm(
+        self, source: int, residual: int, norm: NormWeight, out: str, total: str, *, stored: bool = False
+    ) -> tuple[int, int]:
+        """(norm(source + residual) -> out, source + residual -> total). `stored` as for `norm`."""
         sums = self.buffer(total, len(norm.weight))
-        return self._norm(source, norm, out, residual, sums), sums
+        return self._norm(source, norm, out, residual, sums, stored=stored), sums
 
     def linear(self, source: int, packed: PackedLinear, out: str, width: int | None = None) -> int:
         """A linear layer, its gate included, to the first elements of a buffer that may be wider."""
@@ -184,6 +207,14 @@ class PlanBuilder:
         self._add(NORM_PARTS, source, target, columns=len(norm.weight), **details)
         return target
 
+    def streams(self, sources: Sequence[int], function: StreamFunction, width: int, out: str) -> int:
+        """A function of rows -> out, of so many elements. One of its inputs may be what the last norm gave."""
+        target = self.buffer(out, width)
+        for step in function.steps(*(self._widths[source] for source in sources)):
+            self._ops.append(step.operation(sources, target))
+            self._kept += [] if step.weight is None else [step.weight]
+        return target
+
     def look_up(self, table: Tensor, out: str) -> int:
         """The row of [positions, E] bfloat16 that each token's position has -> out."""
         target = self.buffer(out, table.shape[1])
@@ -219,11 +250,13 @@ class PlanBuilder:
         result: int,
         head: PackedLinear | None = None,
         factor: float | None = None,
+        limit: float | None = None,
         given: Sequence[int] = (),
         late: bool = False,
     ) -> "LayerPlan":
         """The plan that reads `source` and leaves its result in `result`, which a norm wrote last. With a `head`, it
-        can go on to logits, times a factor where there is one, and tokens: see cpu/decode_step.h. `given`: buffers that
+        can go on to logits, times a factor and capped by a limit where there are such, and tokens: see
+        cpu/decode_step.h. `given`: buffers that
         its caller reads beside the result, which nothing writes again; `late`: some of them behind the last
         attention."""
         num_layer_ops = len(self._ops)
@@ -233,6 +266,8 @@ class PlanBuilder:
             self._linear(result, head, logits, torch.float32)
             if factor is not None:
                 self._add(SCALE, logits, logits, out_dtype=DTYPES[torch.float32], factor=factor)
+            if limit is not None:
+                self._add(SOFT_CAP, logits, logits, factor=limit)
             self._add(CHOOSE, logits, NO_BUFFER)
         places = PlanPlaces(source, result, logits, tuple(given), late)
         return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept, self._of_step)
@@ -241,7 +276,7 @@ class PlanBuilder:
         self._kept += packed.tensors
         self._add(LINEAR, source, target, linear=packed.struct, out_dtype=DTYPES[dtype])
 
-    def _norm(self, source: int, norm: NormWeight, out: str, residual: int, total: int) -> int:
+    def _norm(self, source: int, norm: NormWeight, out: str, residual: int, total: int, *, stored: bool) -> int:
         target = self.buffer(out, len(norm.weight))
         self._kept += [norm.weight] if norm.bias is None else [norm.weight, norm.bias]
         self._add(
@@ -254,6 +289,7 @@ class PlanBuilder:
             second_weight=None if norm.bias is None else norm.bias.data_ptr(),
             weight_dtype=DTYPES[norm.weight.dtype],
             centers=norm.centers,
+            stored=stored,
             eps=norm.eps,
         )
         return target
@@ -439,6 +475,8 @@ class NativeNetwork:
     embedding: PackedLinear | Tensor
     """Whose rows are embeddings, [V, E]; a tensor is bfloat16."""
     embedding_scale: float = 1.0
+    look_ups: Mapping[int, TokenTable] = field(default_factory=dict)
+    """Buffers of the plan: what tokens have there."""
 
 
 def _cache_place(cache: Tensor) -> dict[str, int]:

@@ -59,7 +59,19 @@ class Op(ctypes.Structure):
         *((name, _POINTER) for name in ("cos", "sin")),
         *((name, _INT) for name in ("table_stride", "half", "table_dtype")),
         ("third_weight", _POINTER),
-        *((name, _INT) for name in ("gate", "columns", "key_is_value", "whole_norms", "shared")),
+        *(
+            (name, _INT)
+            for name in (
+                "gate",
+                "columns",
+                "key_is_value",
+                "whole_norms",
+                "shared",
+                "third_in",
+                "stream",
+                "num_streams",
+            )
+        ),
     )
 
 
@@ -92,6 +104,18 @@ class TableStruct(ctypes.Structure):
     _fields_ = (("blocks", _POINTER), ("stride", _INT), ("block_size", _INT))
 
 
+class LookUpStruct(ctypes.Structure):
+    """What a token has beside its embedding, as `PmLookUp` in decode_step.h. Holds addresses."""
+
+    _fields_ = (
+        ("buffer", _INT),
+        ("embedding", LinearStruct),
+        ("rows", _POINTER),
+        ("scale", _FLOAT),
+        ("known", _INT),
+    )
+
+
 class DecodeStruct(ctypes.Structure):
     """A decode step, as `PmDecode` in decode_step.h."""
 
@@ -103,6 +127,8 @@ class DecodeStruct(ctypes.Structure):
         ("embedding", LinearStruct),
         ("rows", _POINTER),
         ("embedding_scale", _FLOAT),
+        ("look_ups", _POINTER),
+        ("num_look_ups", _INT),
         ("slots", SlotsStruct),
         ("tables", _POINTER),
         ("num_tables", _INT),
@@ -144,6 +170,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmSlots": SlotsStruct,
     "PmTable": TableStruct,
     "PmDecode": DecodeStruct,
+    "PmLookUp": LookUpStruct,
     "PmMasks": MasksStruct,
     "PmNgrams": NgramsStruct,
     "PmTrie": TrieStruct,

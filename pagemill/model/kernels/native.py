@@ -46,6 +46,7 @@ class Library:
     rms_norm: Callable[..., None]
     layer_norm: Callable[..., None]
     activate: Callable[..., None]
+    soft_cap: Callable[..., None]
     gated_activation: Callable[..., None]
     sum_rows: Callable[..., None]
     rope: Callable[..., None]
@@ -124,6 +125,7 @@ def _load(path: Path) -> Library:
         rms_norm=function(holding, "pm_rms_norm", None, *[_POINTER] * 4, _FLOAT, *[_INT] * 7),
         layer_norm=function(holding, "pm_layer_norm", None, *[_POINTER] * 5, _FLOAT, *[_INT] * 6),
         activate=function(holding, "pm_activate", None, *[_POINTER] * 2, *[_INT] * 4),
+        soft_cap=function(holding, "pm_soft_cap", None, *[_POINTER] * 2, _INT, _FLOAT, _INT),
         gated_activation=function(holding, "pm_gated_activation", None, *[_POINTER] * 2, *[_INT] * 6),
         sum_rows=function(holding, "pm_sum_rows", None, *[_POINTER] * 4, *[_INT] * 4),
         rope=function(holding, "pm_rope", None, *[_POINTER] * 3, *[_INT] * 9),
@@ -189,6 +191,13 @@ def activated(x: Tensor, activation: str) -> Tensor:
     loaded_library().activate(
         out.data_ptr(), x.data_ptr(), x.numel(), DTYPES[x.dtype], ACTIVATIONS[activation], torch.get_num_threads()
     )
+    return out
+
+
+def soft_cap(x: Tensor, limit: float) -> Tensor:
+    """limit * tanh(x / limit) of float32 logits, [L, V], contiguous."""
+    out = torch.empty_like(x)
+    loaded_library().soft_cap(out.data_ptr(), x.data_ptr(), x.numel(), limit, torch.get_num_threads())
     return out
 
 

@@ -77,6 +77,13 @@ def activated(x: Tensor, activation: str) -> Tensor:
     return result
 
 
+def soft_cap(logits: Tensor, limit: float) -> Tensor:
+    """limit * tanh(x / limit) of [L, V], contiguous. Plain torch on a GPU, and in other types than float32."""
+    if logits.dtype == torch.float32 and _cpu_only(logits) is native:
+        return native.soft_cap(logits, limit)
+    return torch.tanh(logits / limit) * limit
+
+
 def any_gated(x: Tensor, activation: str) -> Tensor:
     """[T, 2 * I] -> [T, I]: act(first half) * second half, by an activation that `activated` takes."""
     first, second = x.chunk(2, dim=-1)

@@ -83,6 +83,17 @@ class Embedding(nn.Module):
         return rows_at(self.weight, indices)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """[T] int64 token ids -> the same, but 0 for those that a smaller table has no row of."""
+
+    count: int
+    """Rows of the table."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        return torch.where(token_ids < self.count, token_ids, 0)
+
+
 class PositionEmbedding(nn.Module):
     """[T] positions -> [T, E]: a learnt vector for each, all of them on every rank."""
 

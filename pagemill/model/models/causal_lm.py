@@ -328,14 +328,16 @@ class CausalLM(GivesHidden):
         if plan is None:
             raise NotPlannable(self._no_plan)
         if plan.places.logits is None:
-            raise NotPlannable("the output head has no native form, or its logits are capped")
-        if plan.look_ups:
-            raise NotPlannable("tokens have vectors besides their embeddings")
+            raise NotPlannable("the output head has no native form")
         embedding = self.embed_tokens.native()
         if embedding is None:
             raise NotPlannable("the embedding has no native form")
         scale = self.embed_tokens.scale
-        return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale))
+        tables = {buffer: look_up.native() for buffer, look_up in plan.look_ups.items()}
+        found = {buffer: table for buffer, table in tables.items() if table is not None}
+        if len(found) < len(tables):
+            raise NotPlannable("what tokens have beside their embeddings has no native form")
+        return NativeNetwork(plan, embedding, 1.0 if scale is None else float(scale), found)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[L, E] -> [L, V] float32, the same on every tensor-parallel rank. The last stage only."""

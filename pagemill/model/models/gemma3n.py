@@ -3,16 +3,24 @@ each token for each layer; MLPs of which most is 0; the last layers read the key
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pagemill.errors import ConfigError, ModelError
+from pagemill.model.kernels.streams import (
+    AddedToOthers,
+    Bounded,
+    CorrectedStreams,
+    MeanOfStreams,
+    MixedStreams,
+    OneOfStreams,
+    SideBySide,
+    SparseGate,
+)
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.embedding import Embedding
+from pagemill.model.layers.embedding import Embedding, FirstTokens
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.weight_reader import WeightReader
@@ -32,9 +40,6 @@ from pagemill.model.network.operations import Network, Value
 from pagemill.model.quantization.interface import Role
 from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.utils.text import shown
-
-_LEAST = 1e-5
-"""Of a stream's mean square, when it is scaled to another's."""
 
 
 class Coefficients(Linear):
@@ -62,6 +67,7 @@ class AltUp(nn.Module):
         self.prediction_coefs = Coefficients(streams, streams**2, ctx=ctx.child("prediction_coefs"))
         self.correction_coefs = Coefficients(streams, streams, ctx=ctx.child("correction_coefs"))
         self.scale = torch.empty(0)
+        self.count = streams
         self._size = size
         self._scales = config.get("altup_correct_scale") is not False
         self._dtype = ctx.dtype
@@ -76,41 +82,25 @@ class AltUp(nn.Module):
 
     def predict(self, net: Network, streams: Value) -> tuple[Value, Value]:
         """The predictions of all streams, [T, S, E], and the active one, [T, E]."""
-        found = self._modalities(net, net.call(self._one, streams, by_rows=True))
-        predictions = net.call(_mixed, streams, net.linear(found, self.prediction_coefs), by_rows=True)
-        return predictions, net.call(self._one, predictions, by_rows=True)
+        one = OneOfStreams(self.count, self.active)
+        coefficients = net.linear(self._modalities(net, net.call(one, streams, by_rows=True)), self.prediction_coefs)
+        predictions = net.call(MixedStreams(self.count), streams, coefficients, by_rows=True)
+        return predictions, net.call(one, predictions, by_rows=True)
 
     def correct(self, net: Network, predictions: Value, computed: Value) -> Value:
         """The streams after a layer has computed the active one, [T, E]."""
         coefficients = net.linear(self._modalities(net, computed), self.correction_coefs)
-        return net.call(self._corrected, predictions, computed, coefficients, by_rows=True)
+        corrected = CorrectedStreams(self.count, self.active)
+        return net.call(corrected, predictions, computed, coefficients, by_rows=True)
 
     def first(self, net: Network, streams: Value) -> Value:
         """The active stream, [T, E], scaled."""
-        return net.call(self._scaled, streams, by_rows=True)
+        one = OneOfStreams(self.count, self.active, lambda: self.scale if self._scales else None)
+        return net.call(one, streams, by_rows=True)
 
     def _modalities(self, net: Network, x: Value) -> Value:
         routed = net.linear(net.norm(x, self.router_norm), self.modality_router)
-        return net.call(self._bounded, routed, by_rows=True)
-
-    def _bounded(self, routed: Tensor) -> Tensor:
-        return torch.tanh(routed.float() / self._size).to(routed.dtype)
-
-    def _one(self, streams: Tensor) -> Tensor:
-        return streams[:, self.active].contiguous()
-
-    def _scaled(self, streams: Tensor) -> Tensor:
-        one = self._one(streams)
-        return one * self.scale if self._scales else one
-
-    def _corrected(self, predictions: Tensor, computed: Tensor, coefficients: Tensor) -> Tensor:
-        news = (computed - predictions[:, self.active]).unsqueeze(1)
-        return predictions + news * (coefficients + 1.0).unsqueeze(2)
-
-
-def _mixed(streams: Tensor, coefficients: Tensor) -> Tensor:
-    count = streams.shape[1]
-    return streams + torch.bmm(coefficients.view(-1, count, count), streams)
+        return net.call(Bounded(float(self._size)), routed, by_rows=True)
 
 
 class Laurel(nn.Module):
@@ -124,9 +114,12 @@ class Laurel(nn.Module):
         self.linear_right = Linear(rank, (size,), bias=False, ctx=ctx.child("linear_right"))
         self.post_laurel_norm = RMSNorm(size, config["rms_norm_eps"], ctx=ctx.child("post_laurel_norm"))
 
-    def operations(self, net: Network, x: Value) -> Value:
-        """[T, E] -> [T, E]."""
-        low = net.linear(net.linear(x, self.linear_left), self.linear_right)
+    def low_rank(self, net: Network, x: Value) -> Value:
+        """[T, E] -> [T, E]: right(left(x))."""
+        return net.linear(net.linear(x, self.linear_left), self.linear_right)
+
+    def added(self, net: Network, x: Value, low: Value) -> Value:
+        """x and its `low_rank`, [T, E] each -> [T, E]."""
         return x + net.norm(low, self.post_laurel_norm)
 
 
@@ -137,21 +130,14 @@ class SparseMLP(GatedMLP):
     def __init__(self, config: Mapping[str, Any], sparsity: float, *, ctx: LayerContext) -> None:
         """`sparsity`: the share that becomes 0."""
         super().__init__(config, ctx=ctx)
-        self._deviations = math.sqrt(2) * float(torch.erfinv(torch.tensor(2.0 * sparsity - 1.0, dtype=torch.float64)))
+        deviations = math.sqrt(2) * float(torch.erfinv(torch.tensor(2.0 * sparsity - 1.0, dtype=torch.float64)))
         self._group = ctx.groups.tp
+        self._gate = SparseGate(deviations, self._mean if self._group.size > 1 else None)
 
     def operations(self, net: Network, x: Value) -> Value:
         """[T, E] -> [T, E]."""
-        gated = net.call(self._gated, net.linear(x, self.gate_up_proj), by_rows=True)
+        gated = net.call(self._gate, net.linear(x, self.gate_up_proj), by_rows=True)
         return net.linear(gated, self.down_proj)
-
-    def _gated(self, both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, dim=-1)
-        wide = gate.float()
-        mean = self._mean(wide)
-        deviation = self._mean((wide - mean).square()).sqrt()
-        above = functional.relu(wide - (mean + deviation * self._deviations)).to(gate.dtype)
-        return functional.gelu(above, approximate="tanh") * up
 
     def _mean(self, gate: Tensor) -> Tensor:
         """Over the gates of all ranks, of which each has as many."""
@@ -201,24 +187,15 @@ class Gemma3nLayer(VectorLayer):
         """[T, S, E], [T, P] -> [T, S, E]."""
         predictions, active = self.altup.predict(net, streams)
         normed = net.norm(active, self.input_layernorm)
+        low = self.laurel.low_rank(net, normed)
         attended = net.norm(self.self_attn.operations(net, normed), self.post_attention_layernorm)
-        x = net.scaled(active + attended + self.laurel.operations(net, normed), math.sqrt(0.5))
+        x = active + attended
+        x = net.scaled(x + self.laurel.added(net, normed, low), math.sqrt(0.5))
         inner = self.mlp.operations(net, net.norm(x, self.pre_feedforward_layernorm))
         x = x + net.norm(inner, self.post_feedforward_layernorm)
         corrected = self.altup.correct(net, predictions, x)
         more = self.of_vector(net, self.altup.first(net, corrected), vector)
-        return net.call(_added_to_others, corrected, more, by_rows=True)
-
-
-def _added_to_others(streams: Tensor, more: Tensor) -> Tensor:
-    return torch.cat([streams[:, :1], streams[:, 1:] + more.unsqueeze(1)], dim=1)
-
-
-def _as_large(x: Tensor, other: Tensor) -> Tensor:
-    """x, [T, E], of the mean square that another one has."""
-    wanted = other.float().square().mean(-1, keepdim=True)
-    found = x.float().square().mean(-1, keepdim=True).clamp(min=_LEAST)
-    return (x * torch.sqrt(wanted / found)).to(x.dtype)
+        return net.call(AddedToOthers(self.altup.count), corrected, more, by_rows=True)
 
 
 class VectorsForLayers(Gemma3ForCausalLM):
@@ -227,7 +204,6 @@ class VectorsForLayers(Gemma3ForCausalLM):
     many. Neither is there on two pipeline stages."""
 
     norm_offset = 0.0
-    plans_natively = False
 
     def make_parts(self, layers: range, max_model_len: int, ctx: LayerContext) -> None:
         """Raises ConfigError for pipeline stages that cannot be."""
@@ -261,15 +237,11 @@ class VectorsForLayers(Gemma3ForCausalLM):
         count = self.config["num_hidden_layers"]
         tokens = net.inputs
         if self._num_vectors < self.vocab_size:
-            tokens = net.call(self._with_vectors, tokens, by_rows=True)
+            tokens = net.call(FirstTokens(self._num_vectors), tokens, by_rows=True)
         projected = net.scaled(net.linear(embedded, self.per_layer_model_projection), self.hidden_size**-0.5)
         normed = net.norm(net.per_head(projected, count), self.per_layer_projection_norm)
         both = net.scaled(net.join(normed) + net.embed(tokens, self.embed_tokens_per_layer), math.sqrt(0.5))
         return net.split(both, *[self.vector_size] * count)
-
-    def _with_vectors(self, tokens: Tensor) -> Tensor:
-        """Token ids; of those that have no vectors, that of the padding."""
-        return torch.where(tokens < self._num_vectors, tokens, 0)
 
     def kv_owner(self, index: int) -> str | None:
         """The attention layer whose keys and values a layer reads; None: its own. Raises ModelError where there is
@@ -340,24 +312,13 @@ class Gemma3nForCausalLM(VectorsForLayers):
     def run_layers(self, net: Network, x: Value) -> Value:
         vectors = self.vectors(net, x)
         others = [net.linear(x, cast(Linear, layer)) for layer in self.altup_projections]
-        streams = net.call(_streams, x, *others, by_rows=True)
+        count = 1 + len(others)
+        streams = net.call(SideBySide(), x, *others, by_rows=True)
         for layer, vector in zip(self.layers.values(), vectors, strict=True):
             streams = cast(Gemma3nLayer, layer).operations(net, streams, vector)
+        first, *parts = (net.call(OneOfStreams(count, index), streams, by_rows=True) for index in range(count))
         ends = [
-            net.linear(net.call(partial(_stream, index=index), streams, by_rows=True), cast(Linear, layer))
-            for index, layer in enumerate(self.altup_unembed_projections, 1)
+            net.linear(part, cast(Linear, layer))
+            for part, layer in zip(parts, self.altup_unembed_projections, strict=True)
         ]
-        return net.call(_mean, streams, *ends, by_rows=True)
-
-
-def _streams(x: Tensor, *others: Tensor) -> Tensor:
-    return torch.stack([x, *(_as_large(other, x) for other in others)], dim=1)
-
-
-def _stream(streams: Tensor, index: int) -> Tensor:
-    return streams[:, index].contiguous()
-
-
-def _mean(streams: Tensor, *others: Tensor) -> Tensor:
-    first = streams[:, 0]
-    return torch.stack([first, *(_as_large(other, first) for other in others)]).mean(0)
+        return net.call(MeanOfStreams(count), net.call(SideBySide(), first, *ends, by_rows=True), by_rows=True)

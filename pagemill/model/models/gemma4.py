@@ -166,7 +166,6 @@ class Gemma4Layer(VectorLayer):
 class Gemma4ForCausalLM(VectorsForLayers):
     """The text model of Gemma 4."""
 
-    plans_natively = True
     only: ClassVar[Mapping[str, Any]] = {"hidden_activation": _ACTIVATION}
 
     def make_parts(self, layers: range, max_model_len: int, ctx: LayerContext) -> None:

@@ -4,8 +4,9 @@ Knows operations and what native code asks of a plan's buffers; nothing about mo
 """
 
 import functools
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from pagemill.model.kernels.layer_plan import (
     NormWeight,
     PlanBuilder,
     StepTokens,
+    TokenTable,
 )
 from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
-from pagemill.model.layers.embedding import EmbeddingSum
+from pagemill.model.kernels.streams import StreamFunction
+from pagemill.model.layers.embedding import Embedding, EmbeddingSum, FirstTokens
 from pagemill.model.layers.head_norms import RMSNormOfAllHeads
 from pagemill.model.network.operations import (
     Add,
@@ -42,6 +45,7 @@ from pagemill.model.network.operations import (
     RotaryTable,
     Scale,
     ScaleLearnt,
+    SoftCap,
     Split,
     Value,
 )
@@ -81,14 +85,18 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     return _Translation(graph, [kept[copy] for copy in network.layer_inputs.values]).plan(*_head(logits))
 
 
-def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None]:
-    """The head and the factor of what it gives; None: there is none, or more is done to logits."""
+def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None, float | None]:
+    """The head, and the factor and then the limit of what it gives; None: there is none, or more is done to logits."""
     match logits.operations if logits is not None else []:
         case [Head() as head]:
-            return head.layer.native(), None
+            return head.layer.native(), None, None
         case [Head() as head, Scale() as scale]:
-            return head.layer.native(), scale.factor
-    return None, None
+            return head.layer.native(), scale.factor, None
+        case [Head() as head, SoftCap() as cap]:
+            return head.layer.native(), None, cap.limit
+        case [Head() as head, Scale() as scale, SoftCap() as cap]:
+            return head.layer.native(), scale.factor, cap.limit
+    return None, None, None
 
 
 def plan_source(network: Network, token_ids: Tensor, positions: Tensor) -> Tensor | StepTokens:
@@ -125,13 +133,19 @@ class _Translation:
         """Of values that are part of a buffer: where they begin."""
         self.look_ups: dict[int, LookUp] = {}
         """Buffers that the caller gives: what makes them of tokens."""
+        self.shapes: dict[Value, tuple[int, ...]] = {}
+        """Of the rows of values, where they are not one row of a buffer."""
         self._num_names = 0
         self._normed: Value | None = None
         self._sums: list[Value] = []
         """Which one thread may still be writing."""
+        self._stored: set[Value] = set()
+        """What norms gave that is in its buffer for all threads, or is when they have next waited for each other."""
+        self._waited: set[Value] = set()
+        """Those for which they have."""
 
-    def plan(self, head: PackedLinear | None, factor: float | None) -> LayerPlan:
-        """`factor`: of logits. Raises NotPlannable."""
+    def plan(self, head: PackedLinear | None, factor: float | None, limit: float | None) -> LayerPlan:
+        """`factor`, `limit`: of logits. Raises NotPlannable."""
         operations = self.graph.operations
         if not operations or not isinstance(operations[0], Embed):
             raise NotPlannable(WHOLE_ONLY)
@@ -150,7 +164,7 @@ class _Translation:
         attend = max((place for place, op in enumerate(operations) if isinstance(op, _ATTENDS)), default=0)
         late = any(self.graph.place[self.graph.maker[value]] > attend for value in self._given)
         given = [self.buffers[value] for value in self._given]
-        plan = self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor, given, late)
+        plan = self.builder.finish(self.buffers[embedded], self.buffers[result], head, factor, limit, given, late)
         plan.look_ups = self.look_ups
         return plan
 
@@ -177,8 +191,8 @@ class _Translation:
     def _check_order(self, op: Operation) -> None:
         """Of a few rows each thread has one norm at a time, and one of them writes the sum. Raises NotPlannable."""
         reads_norm = [value for value in op.inputs if self.is_normed(value)]
-        if any(value is not self._normed for value in reads_norm):
-            raise NotPlannable("a norm is read after the next one")
+        if any(value is not self._normed and value not in self._waited for value in reads_norm):
+            raise NotPlannable("a norm is read right after the next one")
         if any(value in self._sums for value in op.inputs):
             raise NotPlannable("a sum is read right after the norm that adds it up")
         if isinstance(op, Norm | AddNorm) and not self._is_of_parts(op):
@@ -186,6 +200,21 @@ class _Translation:
             self._sums += op.outputs[1:]
         else:
             self._sums = []
+        if isinstance(op, Multiply):
+            self._waited |= self._stored
+
+    def is_stored(self, op: Norm | AddNorm) -> bool:
+        """Whether what a norm gives is read after the next one."""
+        out = op.outputs[0]
+        place = self.graph.place
+        last = self.graph.last.get(out)
+        if last is None:
+            return False
+        between = self.graph.operations[place[op] + 1 : place[last]]
+        stored = any(isinstance(later, Norm | AddNorm) and not self._is_of_parts(later) for later in between)
+        if stored:
+            self._stored.add(out)
+        return stored
 
     def is_normed(self, value: Value) -> bool:
         """Whether a norm of whole rows gave it."""
@@ -228,19 +257,53 @@ def _(op: Embed, to: _Translation) -> None:
         raise NotPlannable("what is embedded depends on more than tokens")
     buffer = to.builder.buffer(f"embedded.{len(to.look_ups)}", op.layer.size)
     to.buffers[out] = buffer
-    to.look_ups[buffer] = partial(_looked_up, layer=op.layer, tokens=tokens)
+    to.look_ups[buffer] = _LookUp(op.layer, None if tokens is None else tokens.function)
 
 
-def _looked_up(token_ids: Tensor, layer: Embeds, tokens: Call | None) -> Tensor:
-    return layer(token_ids if tokens is None else tokens.function(token_ids)).contiguous()
+@dataclass(frozen=True, slots=True)
+class _LookUp:
+    """What is embedded beside a network's inputs."""
+
+    layer: Embeds
+    of_tokens: Callable[[Tensor], Tensor] | None
+    """Which tokens are embedded; None: the inputs."""
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        tokens = token_ids if self.of_tokens is None else self.of_tokens(token_ids)
+        found: Tensor = self.layer(tokens).contiguous()
+        return found
+
+    def native(self) -> TokenTable | None:
+        """None where there is no such form."""
+        layer, first = self.layer, self.of_tokens
+        table = layer.native() if isinstance(layer, Embedding) else None
+        if table is None or not isinstance(layer, Embedding) or not isinstance(first, FirstTokens | None):
+            return None
+        rows = len(table) if isinstance(table, Tensor) else int(table.struct.rows)
+        scale = 1.0 if layer.scale is None else float(layer.scale)
+        return TokenTable(table, scale, rows if first is None else first.count)
 
 
 @_translate.register
 def _(op: Call, to: _Translation) -> None:
     """What only tokens go into is for what is embedded, outside of the plan."""
+    if isinstance(op.function, StreamFunction):
+        _add_streams(op, op.function, to)
+        return
     tokens = to.graph.operations[0].inputs[0]
     if op.inputs != (tokens,) or not all(isinstance(op, Embed) for op in to.graph.readers[op.outputs[0]]):
         raise NotPlannable("Call has no native form")
+
+
+def _add_streams(op: Call, function: StreamFunction, to: _Translation) -> None:
+    sources = [to.buffers[value] for value in op.inputs]
+    shapes = [
+        to.shapes.get(value, (to.builder.width(source),)) for value, source in zip(op.inputs, sources, strict=True)
+    ]
+    out = op.outputs[0]
+    shape = to.shapes[out] = function.shape(*shapes)
+    width = math.prod(shape)
+    to.buffers[out] = to.builder.streams(sources, function, width, to.name(out, "sum", width))
 
 
 @_translate.register
@@ -248,7 +311,8 @@ def _(op: Norm, to: _Translation) -> None:
     out = op.outputs[0]
     source = to.buffers[op.inputs[0]]
     if to.is_normed(out):
-        to.buffers[out] = to.builder.norm(source, op.layer.native(), to.name(out, "norm", op.layer.size))
+        name = to.name(out, "norm", op.layer.size)
+        to.buffers[out] = to.builder.norm(source, op.layer.native(), name, stored=to.is_stored(op))
         return
     if op.layer.centers or to.is_normed(op.inputs[0]):
         raise NotPlannable("a norm of parts is a LayerNorm, or of what a norm gave")
@@ -262,7 +326,8 @@ def _(op: AddNorm, to: _Translation) -> None:
     # Of a few rows each thread finds in memory of its own what a norm gave, as an input.
     x, residual = (to.buffers[value] for value in sorted(op.inputs, key=to.is_normed, reverse=True))
     names = to.name(out, "norm", op.layer.size), to.name(total, "sum", op.layer.size)
-    to.buffers[out], to.buffers[total] = to.builder.add_norm(x, residual, op.layer.native(), *names)
+    stored = to.is_stored(op)
+    to.buffers[out], to.buffers[total] = to.builder.add_norm(x, residual, op.layer.native(), *names, stored=stored)
 
 
 @_translate.register

@@ -325,10 +325,6 @@ def _select(x: Tensor, rows: Tensor | None) -> Tensor:
     return x if rows is None else rows_at(x, rows)
 
 
-def _soft_cap(x: Tensor, limit: float) -> Tensor:
-    return torch.tanh(x / limit) * limit
-
-
 def _per_head(x: Tensor, num_heads: int) -> Tensor:
     return x.view(len(x), num_heads, -1)
 
@@ -351,7 +347,7 @@ _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
     Expand: attrgetter("layer.expand"),
     Call: attrgetter("function"),
     Norm: lambda op: op.layer.forward if op.layer.centers else partial(_norm, norm=_norm_of(op.layer)),
-    SoftCap: lambda op: partial(_soft_cap, limit=op.limit),
+    SoftCap: lambda op: partial(ops.soft_cap, limit=op.limit),
     Gate: lambda op: partial(ops.gated, gate=op.activation),
     AnyGate: lambda op: partial(ops.any_gated, activation=op.activation),
     Activate: lambda op: partial(ops.activated, activation=op.activation),

@@ -17,7 +17,14 @@ from torch import Tensor
 from pagemill.messages.step import Int32Array
 from pagemill.model.kernels.layer_plan import NativeNetwork
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.mirrors import DecodeStruct, LinearStruct, MasksStruct, SlotsStruct, TableStruct
+from pagemill.model.kernels.mirrors import (
+    DecodeStruct,
+    LinearStruct,
+    LookUpStruct,
+    MasksStruct,
+    SlotsStruct,
+    TableStruct,
+)
 from pagemill.model.kernels.native import loaded_library
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
@@ -67,6 +74,13 @@ class DecodeStep:
         place = {name: index for index, table in enumerate(tables) for name in table.layers}
         self._layer_tables = (ctypes.c_int64 * len(plan.groups))(*(place[name] for name in plan.groups))
         embedding, rows = _embedding(network.embedding)
+        tables_beside = network.look_ups.items()
+        self._look_ups = (LookUpStruct * len(tables_beside))(
+            *(
+                LookUpStruct(buffer, *_embedding(found.embedding), found.scale, found.known)
+                for buffer, found in tables_beside
+            )
+        )
         self._decode = DecodeStruct(
             ctypes.addressof(plan.ops),
             len(plan.ops),
@@ -77,6 +91,8 @@ class DecodeStep:
             embedding,
             rows,
             network.embedding_scale,
+            ctypes.addressof(self._look_ups),
+            len(self._look_ups),
             _slots(slots),
             ctypes.addressof(self._tables),
             len(tables),

@@ -199,13 +199,22 @@ class DecodeBatch {
   }
 
   void embed(int64_t token, int64_t t) const {
-    const int64_t cols = decode_.embedding.cols;
-    char* row = (char*)decode_.buffers[decode_.source] + t * cols * 2;
-    if (decode_.rows)
-      memcpy(row, (const char*)decode_.rows + token * cols * 2, cols * 2);
+    look_up(decode_.embedding, decode_.rows, decode_.embedding_scale, decode_.source, token, t);
+    for (int64_t i = 0; i < decode_.num_look_ups; ++i) {
+      const PmLookUp& more = decode_.look_ups[i];
+      look_up(more.embedding, more.rows, more.scale, more.buffer, token < more.known ? token : 0, t);
+    }
+  }
+
+  // Row `token` of a table to row t of a buffer.
+  void look_up(const PmLinear& table, const void* rows, double scale, int64_t buffer, int64_t token, int64_t t) const {
+    const int64_t cols = table.cols;
+    char* row = (char*)decode_.buffers[buffer] + t * cols * 2;
+    if (rows)
+      memcpy(row, (const char*)rows + token * cols * 2, cols * 2);
     else
-      row_of_weight(decode_.embedding, token, row);
-    if (decode_.embedding_scale != 1) scale_row(row, cols, (float)decode_.embedding_scale);
+      row_of_weight(table, token, row);
+    if (scale != 1) scale_row(row, cols, (float)scale);
   }
 
   void gather_table(int64_t g) {

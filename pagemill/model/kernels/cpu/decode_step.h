@@ -28,6 +28,16 @@ struct PmTable {
   int64_t block_size;
 };
 
+// What a token has beside its embedding: a row of a packed weight or, where `rows` is not null, of that; into a buffer of
+// the plan.
+struct PmLookUp {
+  int64_t buffer;
+  PmLinear embedding;
+  const void* rows;
+  double scale;  // 1: none
+  int64_t known;  // tokens from here on have row 0
+};
+
 struct PmDecode {
   // The plan: layers, final norm, head and choice.
   const PmOp* ops;
@@ -40,6 +50,8 @@ struct PmDecode {
   PmLinear embedding;
   const void* rows;
   double embedding_scale;  // 1: none
+  const PmLookUp* look_ups;
+  int64_t num_look_ups;
   PmSlots slots;
   const PmTable* tables;
   int64_t num_tables;

@@ -85,6 +85,11 @@ void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t
                [&](int64_t begin, int64_t end) { selected->activate(args, begin, end); });
 }
 
+void pm_soft_cap(float* out, const float* x, int64_t count, double limit, int64_t threads) {
+  const ElementArgs args = {out, x, nullptr, PM_FLOAT32, PM_NO_ACTIVATION, (float)limit};
+  share_evenly(count, count * 32, threads, [&](int64_t begin, int64_t end) { selected->soft_cap(args, begin, end); });
+}
+
 void pm_sum_rows(float* sums, const void* x, const int64_t* starts, const int64_t* slots, int64_t requests,
                  int64_t cols, int64_t dtype, int64_t threads) {
   const SumArgs args = {sums, x, starts, slots, cols, dtype};

@@ -5,10 +5,12 @@
 #include "pack_linear.h"
 #include "rows.h"
 #include "sample.h"
+#include "streams.h"
 #include "write_kv.h"
 
 const KernelTable kernels_avx512 = {
-    "avx512", norm, activation, activate, add, scale, multiply, sum_rows, rope, argmax, sample, linear, quantized_bytes,
-    quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment, merge_segments,
+    "avx512", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, rope, argmax, sample,
+    linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment,
+    merge_segments,
 };
 #endif

@@ -131,7 +131,42 @@ struct ElementArgs {
   const void* y;  // of `add` and `multiply`
   int64_t dtype;
   int64_t activation;  // of `activate`
-  float factor;  // of `scale`
+  float factor;  // of `scale` and `soft_cap`
+};
+
+// What `streams` does, of rows of bfloat16 in which several streams of equal sizes lie side by side, or one thing. The
+// numbers are those of `Stream` in streams.py.
+enum PmStream : int64_t {
+  // x -> out from `column` on; where there is y, scaled to its mean square.
+  PM_STREAM_PLACE = 1,
+  // x from `column` on, times `weight` where there is one -> out.
+  PM_STREAM_PICK = 2,
+  // Each stream of x, and the sum of all, times coefficients of y: [count, count] -> out.
+  PM_STREAM_MIX = 3,
+  // Each stream of x + (y - the stream of x from `column` on) * (its coefficient in z + 1) -> out.
+  PM_STREAM_CORRECT = 4,
+  // The streams of x, and y added to all but the first -> out.
+  PM_STREAM_ADD_TO_OTHERS = 5,
+  // The mean of the streams of x -> out.
+  PM_STREAM_MEAN = 6,
+  // tanh(x / factor) -> out.
+  PM_STREAM_BOUND = 7,
+  // GELU, in its tanh form, of what the first half of x is above mean + factor * deviation of it, or of 0; times the
+  // second half -> out.
+  PM_STREAM_SPARSE_GATE = 8,
+};
+
+struct StreamArgs {
+  int64_t kind;  // a PmStream
+  void* out;
+  const void* x;
+  const void* y;
+  const void* z;
+  const void* weight;
+  int64_t out_width, x_width, y_width, z_width;  // elements of a row
+  int64_t column;
+  int64_t count;  // streams
+  float factor;
 };
 
 // Requests whose rows lie one after the other in x: those of request r are [starts[r], starts[r + 1]).
@@ -305,13 +340,16 @@ struct KernelTable {
   const char* name;
   void (*norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*activation)(const ActivationArgs&, int64_t begin, int64_t end);
-  // Elements [begin, end): activation of x; x + y; x times a factor; x * y.
+  // Elements [begin, end): activation of x; x + y; x times a factor; factor * tanh(x / factor), of float32; x * y.
   void (*activate)(const ElementArgs&, int64_t begin, int64_t end);
   void (*add)(const ElementArgs&, int64_t begin, int64_t end);
   void (*scale)(const ElementArgs&, int64_t begin, int64_t end);
+  void (*soft_cap)(const ElementArgs&, int64_t begin, int64_t end);
   void (*multiply)(const ElementArgs&, int64_t begin, int64_t end);
   // Of requests [begin, end): the rows, in their order, are added to the sums of their slots.
   void (*sum_rows)(const SumArgs&, int64_t begin, int64_t end);
+  // Pieces [begin, end) of those of all rows, of which each is cut into `pieces`.
+  void (*streams)(const StreamArgs&, int64_t begin, int64_t end, int64_t pieces);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   // Of a row with a mask, `begin` is a multiple of MASK_BITS.
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);
@@ -356,6 +394,8 @@ PM_EXPORT void pm_layer_norm(void* out, const void* x, void* residual, const voi
                              int64_t rows, int64_t cols, int64_t inner, int64_t x_stride, int64_t dtype,
                              int64_t threads);
 PM_EXPORT void pm_activate(void* out, const void* x, int64_t count, int64_t dtype, int64_t activation, int64_t threads);
+// limit * tanh(x / limit) of float32 elements; out may be x.
+PM_EXPORT void pm_soft_cap(float* out, const float* x, int64_t count, double limit, int64_t threads);
 // Add the rows of each of `requests` requests to the sums of its slot, see SumArgs; each has another slot.
 PM_EXPORT void pm_sum_rows(float* sums, const void* x, const int64_t* starts, const int64_t* slots, int64_t requests,
                            int64_t cols, int64_t dtype, int64_t threads);

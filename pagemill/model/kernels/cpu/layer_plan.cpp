@@ -82,7 +82,7 @@ class PlanRun : PlanRows {
     }
     own_rows_ = run_.num_tokens <= MAX_OWN_ROWS;
     own_stride_ = scratch_stride(widest * MAX_OWN_ROWS * 2 * 2);
-    own_ = (char*)own_memory.reserve(own_stride_ * threads_);
+    own_ = (char*)own_memory.reserve(own_stride_ * threads_ + 1);
     queues_ = (Queues*)queue_memory.reserve((num_attend + 1) * (int64_t)sizeof(Queues));
     quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
     counters_ = (Shares::Counter*)counter_memory.reserve(2 * threads_ * (int64_t)sizeof(Shares::Counter));
@@ -120,8 +120,14 @@ class PlanRun : PlanRows {
         case PM_OP_SCALE:
           scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
           break;
+        case PM_OP_SOFT_CAP:
+          soft_cap(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
+          break;
         case PM_OP_NORM_PARTS:
           norm_parts(op, share_of(run_.num_tokens * parts_of(op), rank, team_));
+          break;
+        case PM_OP_STREAMS:
+          streams(op, rank, own);
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
@@ -269,6 +275,12 @@ class PlanRun : PlanRows {
     own.buffer = op.out;
     own.stride = cols;
     if (op.stored && rank == 0) memcpy(buffer(op.out), out, run_.num_tokens * cols * sizeof(element));
+  }
+
+  // Rows are cut where there are fewer than threads.
+  void streams(const PmOp& op, int64_t rank, const OwnNorm& own) const {
+    const int64_t rows = run_.num_tokens, pieces = rows < team_ ? team_ : 1;
+    PlanRows::streams(op, share_of(rows * pieces, rank, team_), pieces, own_rows_ ? &own : nullptr);
   }
 
   // The `number`-th linear layer.

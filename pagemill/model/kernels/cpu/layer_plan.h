@@ -30,6 +30,10 @@ enum PmOpKind : int64_t {
   PM_OP_MULTIPLY = 11,
   // RMS norm of each `columns` elements of `in` -> out.
   PM_OP_NORM_PARTS = 12,
+  // in, residual_in and third_in -> out, as `stream` says.
+  PM_OP_STREAMS = 13,
+  // factor * tanh(in / factor) -> out, both of float32.
+  PM_OP_SOFT_CAP = 14,
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -43,11 +47,12 @@ struct PmOp {
   const void* second_weight;  // of the key's norm; the bias of a LayerNorm
   int64_t weight_dtype;
   int64_t centers;  // whether NORM is a LayerNorm
-  int64_t stored;  // whether the result of NORM is read when all is done: it is in `out` then, of any number of rows
+  int64_t stored;  // whether the result of NORM is read when all is done, or after the next one: it is in `out` then, of any
+                   // number of rows, when threads have waited for each other
   double eps;
   PmLinear linear;
   int64_t out_dtype;  // of LINEAR and SCALE
-  double factor;  // of SCALE
+  double factor;  // of SCALE, STREAMS and SOFT_CAP
   PmLayer layer;
   void* kv_cache;
   int64_t values_offset;
@@ -61,10 +66,13 @@ struct PmOp {
   int64_t table_dtype;
   const void* third_weight;  // of EMBED; of the value's norm for PREPARE
   int64_t gate;  // a PmGate
-  int64_t columns;  // of MULTIPLY and NORM_PARTS
+  int64_t columns;  // of MULTIPLY and NORM_PARTS; where a stream begins, of STREAMS
   int64_t key_is_value;  // whether PREPARE makes values of the keys, before their norm
   int64_t whole_norms;  // whether norms of PREPARE are over all heads together, with a weight for each element
   int64_t shared;  // whether PREPARE has queries only: ATTEND reads the cache of another layer
+  int64_t third_in;     // of STREAMS
+  int64_t stream;       // a PmStream
+  int64_t num_streams;  // of STREAMS: how many a row has
 };
 
 // How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows

@@ -26,7 +26,8 @@ const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out),
                       AT(PmOp, values_offset), AT(PmOp, block_stride), AT(PmOp, kv_dtype), AT(PmOp, group),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
                       AT(PmOp, third_weight), AT(PmOp, gate), AT(PmOp, columns), AT(PmOp, key_is_value),
-                      AT(PmOp, whole_norms), AT(PmOp, shared)};
+                      AT(PmOp, whole_norms), AT(PmOp, shared),
+                      AT(PmOp, third_in), AT(PmOp, stream), AT(PmOp, num_streams)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
                        AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};
@@ -37,8 +38,11 @@ const int64_t SLOTS[] = {sizeof(PmSlots), AT(PmSlots, token_ids), AT(PmSlots, to
 const int64_t TABLE[] = {sizeof(PmTable), AT(PmTable, blocks), AT(PmTable, stride), AT(PmTable, block_size)};
 const int64_t DECODE[] = {sizeof(PmDecode), AT(PmDecode, ops), AT(PmDecode, num_ops), AT(PmDecode, num_layer_ops),
                           AT(PmDecode, buffers), AT(PmDecode, widths), AT(PmDecode, source), AT(PmDecode, embedding),
-                          AT(PmDecode, rows), AT(PmDecode, embedding_scale), AT(PmDecode, slots), AT(PmDecode, tables),
+                          AT(PmDecode, rows), AT(PmDecode, embedding_scale), AT(PmDecode, look_ups),
+                          AT(PmDecode, num_look_ups), AT(PmDecode, slots), AT(PmDecode, tables),
                           AT(PmDecode, num_tables), AT(PmDecode, layer_tables), AT(PmDecode, num_layers)};
+const int64_t LOOK_UP[] = {sizeof(PmLookUp), AT(PmLookUp, buffer), AT(PmLookUp, embedding), AT(PmLookUp, rows),
+                           AT(PmLookUp, scale), AT(PmLookUp, known)};
 const int64_t MASKS[] = {sizeof(PmMasks), AT(PmMasks, words), AT(PmMasks, stride), AT(PmMasks, rows)};
 const int64_t NGRAMS[] = {sizeof(PmNgrams), AT(PmNgrams, text), AT(PmNgrams, ends), AT(PmNgrams, bits),
                           AT(PmNgrams, shortest), AT(PmNgrams, longest), AT(PmNgrams, seed)};
@@ -56,7 +60,7 @@ struct Layout {
 
 const Layout LAYOUTS[] = {LAYOUT("PmBatch", BATCH), LAYOUT("PmLayer", LAYER), LAYOUT("PmLinear", LINEAR),
                           LAYOUT("PmOp", OP),       LAYOUT("PmRun", RUN),     LAYOUT("PmSlots", SLOTS),
-                          LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE),
+                          LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE), LAYOUT("PmLookUp", LOOK_UP),
                           LAYOUT("PmMasks", MASKS), LAYOUT("PmNgrams", NGRAMS), LAYOUT("PmTrie", TRIE)};
 
 }  // namespace

@@ -81,6 +81,9 @@ class PlanRows {
       case PM_OP_SCALE:
         scale(op, {rows.begin * run_.widths[op.out], rows.end * run_.widths[op.out]});
         break;
+      case PM_OP_SOFT_CAP:
+        soft_cap(op, {rows.begin * run_.widths[op.out], rows.end * run_.widths[op.out]});
+        break;
       case PM_OP_MULTIPLY:
         multiply(op, rows);
         break;
@@ -95,6 +98,9 @@ class PlanRows {
         break;
       case PM_OP_GATE:
         gate(op, rows);
+        break;
+      case PM_OP_STREAMS:
+        streams(op, rows, 1);
         break;
     }
   }
@@ -112,6 +118,23 @@ class PlanRows {
     const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, op.out_dtype, PM_NO_ACTIVATION,
                               (float)op.factor};
     selected->scale(args, share.begin, share.end);
+  }
+
+  // Elements [begin, end) of all rows, of float32.
+  void soft_cap(const PmOp& op, Share share) const {
+    const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, PM_FLOAT32, PM_NO_ACTIVATION,
+                              (float)op.factor};
+    selected->soft_cap(args, share.begin, share.end);
+  }
+
+  // Pieces [begin, end) of those of all rows, of which each has `pieces`.
+  void streams(const PmOp& op, Share share, int64_t pieces, const OwnNorm* own = nullptr) const {
+    const auto input = [&](int64_t index) { return index < 0 ? nullptr : normed_or(index, own); };
+    const auto width = [&](int64_t index) { return index < 0 ? 0 : run_.widths[index]; };
+    const StreamArgs args = {op.stream, buffer(op.out), input(op.in), input(op.residual_in), input(op.third_in),
+                             op.weight, width(op.out), width(op.in), width(op.residual_in), width(op.third_in),
+                             op.columns, op.num_streams, (float)op.factor};
+    selected->streams(args, share.begin, share.end, pieces);
   }
 
   // Parts of a row, and [begin, end) of those of all rows.

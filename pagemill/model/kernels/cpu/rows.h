@@ -150,6 +150,13 @@ void scale(const ElementArgs& args, int64_t begin, int64_t end) {
   args.dtype == PM_FLOAT32 ? scale_as<float>(args, begin, end) : scale_as<bf16>(args, begin, end);
 }
 
+void soft_cap(const ElementArgs& args, int64_t begin, int64_t end) {
+  const float* x = (const float*)args.x + begin;
+  float* out = (float*)args.out + begin;
+  const vf limit = splat(args.factor);
+  for_vectors(end - begin, [&](int64_t d, int64_t n) { store(out + d, tanh_of(load(x + d, n) / limit) * limit, n); });
+}
+
 template <class T>
 void multiply_as(const ElementArgs& args, int64_t begin, int64_t end) {
   const T *x = (const T*)args.x + begin, *y = (const T*)args.y + begin;

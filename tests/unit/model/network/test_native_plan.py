@@ -112,17 +112,38 @@ def test_layer_norms_and_plain_activations(
 @pytest.mark.parametrize("chunk", [None, 1, 3, slow(40)])
 @pytest.mark.parametrize(
     "family",
-    ["granite", "exaone4", slow("exaone4-full"), "gemma4", slow("gemma4-key-is-value"), "olmo2", slow("olmo3")],
+    [
+        *("granite", "exaone4", slow("exaone4-full"), "gemma4", slow("gemma4-key-is-value"), "olmo2", slow("olmo3")),
+        *("gemma3n", slow("gemma3n-alone")),
+    ],
 )
 def test_families_with_more_than_the_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, chunk: int | None
 ) -> None:
-    """Factors on what layers add, and norms behind attention and MLP."""
+    """Factors on what layers add, norms behind attention and MLP, several streams."""
     architecture, changes = FAMILIES[family]
     path = make_checkpoint(tmp_path, architecture, **changes)
     found = logits(path, chunk, planned=True)
     one_by_one(monkeypatch)
     assert torch.equal(found, logits(path, chunk, planned=False))
+
+
+@pytest.mark.parametrize("family", ["gemma3n", slow("gemma4")])
+def test_many_rows_on_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Enough that threads share rows and not panels."""
+    architecture, changes = FAMILIES[family]
+    path = make_checkpoint(tmp_path, architecture, **changes)
+    tokens = TOKENS * 3
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        model = PagedModel.load(path, "bfloat16")
+        found = model.logits(tokens)
+        assert model.model._plan is not None
+        one_by_one(monkeypatch)
+        assert torch.equal(found, PagedModel.load(path, "bfloat16").logits(tokens))
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}])

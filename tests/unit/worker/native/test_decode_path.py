@@ -75,15 +75,11 @@ def in_parts(monkeypatch):
 @pytest.mark.parametrize("architecture", PLANNABLE)
 @pytest.mark.parametrize("settings", [{}, slow({"kv_cache_dtype": "int8"}), slow({"quantization": "int8"})])
 def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
-    changes = {"final_logit_softcapping": None} if architecture == "Gemma3ForCausalLM" else {}
-    checkpoint = make_checkpoint(tmp_path, architecture, **changes)
+    checkpoint = make_checkpoint(tmp_path, architecture)
     found, num_fused = tokens_of(checkpoint, requests(), **settings)
     assert num_fused > 30
     in_parts(monkeypatch)
     assert tokens_of(checkpoint, requests(), **settings) == (found, 0)
-
-
-SHARING = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
 
 
 @pytest.mark.parametrize(
@@ -91,15 +87,19 @@ SHARING = {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}
     [
         ("granite", {}),
         slow("exaone4", {}),
-        ("gemma4", SHARING),
+        ("gemma4", {}),
+        slow("gemma4", {"hidden_size_per_layer_input": 0, "final_logit_softcapping": None}),
+        slow("gemma4", {"vocab_size_per_layer_input": 200}),
         slow("gemma4-key-is-value", {}),
+        ("gemma3n", {}),
+        slow("gemma3n-alone", {}),
         slow("olmo2", {}),
         ("olmo3", {}),
     ],
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
-    """Granite's logits have a factor; layers of Gemma 4 read the keys and values of others, or make both of one;
-    OLMo 2 has norms over all heads."""
+    """Granite's logits have a factor; tokens of Gemma 4 and 3n have vectors beside their embeddings, and layers read
+    the keys and values of others, or make both of one; OLMo 2 has norms over all heads."""
     architecture, changes = FAMILIES[family]
     changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
@@ -114,6 +114,8 @@ def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
     ("family", "settings"),
     [
         ("gemma4-key-is-value", {"quantization": "int8"}),
+        ("gemma3n", {"quantization": "int8"}),
+        ("gemma3n", {"kv_cache_dtype": "int8"}),
         ("olmo3", {"quantization": "int8"}),
         ("olmo3", {"kv_cache_dtype": "int8"}),
     ],
@@ -175,12 +177,12 @@ def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path
 
 @pytest.mark.slow
 def test_why_a_step_is_not_one_call_is_logged_once(tmp_path, caplog):
-    checkpoint = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
+    checkpoint = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
     with caplog.at_level("INFO", "pagemill"):
         assert tokens_of(checkpoint, requests())[1] == 0
     said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
     assert len(said) == 1
-    assert "logits are capped" in said[0]
+    assert "has no native form" in said[0]
 
 
 def test_other_reasons(tmp_path, caplog, monkeypatch):
@@ -284,14 +286,3 @@ def test_drafts_of_changed_logits_are_verified_by_a_batch(tmp_path):
     assert found == plain
     assert set(most) <= {1, len(prompt)}
     assert len(most) < len(most_plain)
-
-
-def test_vectors_of_tokens_run_in_parts(tmp_path):
-    architecture, changes = FAMILIES["gemma4"]
-    checkpoint = make_checkpoint(tmp_path, architecture, **(changes | {"final_logit_softcapping": None}))
-    assert tokens_of(checkpoint, requests())[1] == 0
-
-
-def test_capped_logits_run_in_parts(tmp_path):
-    checkpoint = make_checkpoint(tmp_path, "Gemma3ForCausalLM")
-    assert tokens_of(checkpoint, requests())[1] == 0

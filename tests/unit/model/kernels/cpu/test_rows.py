@@ -228,3 +228,12 @@ def test_one_long_call_uses_all_threads_and_agrees(isa: str, function: Callable[
         assert torch.equal(function(x), alone)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("limit", [0.5, 30.0])
+def test_soft_cap(isa: str, shape: tuple[int, int], limit: float) -> None:
+    logits = noise(*shape, scale=20.0)
+    found = native.soft_cap(logits, limit)
+    torch.testing.assert_close(found, torch.tanh(logits / limit) * limit, rtol=3e-6, atol=3e-6)
+    assert found.abs().le(limit).all()
