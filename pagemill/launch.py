@@ -41,7 +41,7 @@ from pagemill.tokenizers.same_tokens import check_same_tokens
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.text import shown
 from pagemill.utils.timing import PhaseTimer
-from pagemill.utils.torch_libraries import load_torch_library
+from pagemill.utils.torch_libraries import load_torch_library, source_only
 
 logger = get_logger(__name__)
 
@@ -220,7 +220,8 @@ def start_inproc(config: EngineConfig, make_client: Callable[[CoreApi], InprocCl
 
 
 def log_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> None:
-    """Log that an engine takes requests, with the size of its cache and what the start took."""
+    """Log that an engine takes requests, with the size of its cache, what the start took, and what would end a part of
+    that which is needless."""
     logger.info(
         "%s, %s, %d tokens of KV cache, ready: %s",
         config.facts.name,
@@ -228,3 +229,10 @@ def log_ready(config: EngineConfig, ready: EngineReady, timer: PhaseTimer) -> No
         ready.num_blocks * ready.block_size,
         timer.summary(),
     )
+    folder = source_only()
+    if folder is not None:
+        logger.info(
+            "2 to 3 s of this start went into compiling torch's Python, of which no bytecode is kept: "
+            "`python -m compileall -q -j 0 %s`, once, ends that",
+            folder,
+        )

@@ -1,9 +1,9 @@
-"""`load_torch_library`: torch's largest shared library, loaded before torch is imported and without the interpreter's
-lock.
+"""What makes importing torch faster: `load_torch_library`, its largest shared library, loaded before torch is imported
+and without the interpreter's lock; `source_only`, whether its bytecode is missing.
 
-Loading it takes a good part of what importing torch does, and none of that is Python: addresses are filled in, and some
-thousand operators register themselves. An import holds the lock all that time; this gives it up, so that other threads
-get on with what is to be done at start.
+Loading the library takes a good part of what importing torch does, and none of that is Python: addresses are filled in,
+and some thousand operators register themselves. An import holds the lock all that time; this gives it
+up, so that other threads get on with what is to be done at start.
 """
 
 import ctypes
@@ -33,3 +33,12 @@ def load_torch_library() -> bool:
     dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
     dlopen.restype = ctypes.c_void_p
     return dlopen(os.fsencode(folder / _LIBRARY), os.RTLD_NOW) is not None
+
+
+def source_only() -> Path | None:
+    """Where torch is installed, if none of its bytecode is kept, so that each import compiles a thousand files again;
+    asked when it has been imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or spec.cached is None or Path(spec.cached).exists():
+        return None
+    return Path(spec.origin).parent.parent

@@ -11,8 +11,10 @@ from pagemill import envs, launch
 from pagemill.config.arguments import EngineArgs
 from pagemill.config.fleet_plan import FleetPlan
 from pagemill.errors import ConfigError
+from pagemill.messages.engine_io import EngineReady
 from pagemill.platforms import cpu
 from pagemill.platforms.cpu import PREFILL_TOKENS
+from pagemill.utils.timing import PhaseTimer
 from tests.fakes.machines import machine
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_gguf import convert
@@ -106,3 +108,16 @@ def test_a_start_says_what_was_decided_and_what_cannot_matter(checkpoint, caplog
     assert rows == ["setting", "dtype", "max_model_len", "max_num_batched_tokens", *told]
     assert "there is one engine" in table
     assert "typical_p=0.25" in warning
+
+
+@pytest.mark.parametrize("folder", [None, Path("packages")])
+def test_a_start_that_compiles_torch_says_how_to_end_that(checkpoint, caplog, monkeypatch, folder):
+    monkeypatch.setattr(launch, "source_only", lambda: folder)
+    config = launch.build_config(EngineArgs(checkpoint, device="cpu"))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "pagemill"):
+        ready = EngineReady(max_model_len=64, vocab_size=9, num_blocks=7, block_size=16)
+        launch.log_ready(config, ready, PhaseTimer())
+    said, *hints = (record.getMessage() for record in caplog.records)
+    assert "112 tokens of KV cache, ready" in said
+    assert ["`python -m compileall -q -j 0 packages`" in hint for hint in hints] == [True] * (folder is not None)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pagemill.utils.torch_libraries import load_torch_library
+from pagemill.utils.torch_libraries import load_torch_library, source_only
 
 CODE = """
 import sys
@@ -57,3 +57,15 @@ def test_builds_for_gpus_load_their_libraries_themselves(torch_in, monkeypatch, 
     (torch_in / f"libtorch_{kind}.so").touch()
     monkeypatch.setattr("ctypes.CDLL", None)  # whoever asks it to load something gets a TypeError
     assert not load_torch_library()
+
+
+@pytest.mark.parametrize(("cached", "there"), [("made.pyc", True), ("missing.pyc", False), (None, True)])
+def test_torch_without_bytecode_is_told_by_its_folder(torch_in, tmp_path, cached, there):
+    (tmp_path / "made.pyc").touch()
+    importlib.util.find_spec("torch").cached = cached and str(tmp_path / cached)
+    assert source_only() == (None if there else tmp_path.parent)
+
+
+def test_without_torch_there_is_no_bytecode_to_miss(torch_in, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert source_only() is None
