@@ -34,9 +34,10 @@ from pagemill.model.kernels.triton.fp8_rows import few_rows
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.kernels.triton.gemv import gemv
 from pagemill.model.kernels.triton.mla import attend_latents
-from pagemill.model.kernels.triton.moe_choices import FewChoice, GroupedChoice
+from pagemill.model.kernels.triton.moe_choices import FewChoice, GroupedChoice, OneSumChoice
 from pagemill.model.kernels.triton.moe_few import few_down, few_gate_up
 from pagemill.model.kernels.triton.moe_grouped import combine, grouped_down, grouped_gate_up
+from pagemill.model.kernels.triton.moe_one_sum import down_one_sum, gate_up_one_sum
 from pagemill.model.kernels.triton.moe_sort import sort_slots
 from pagemill.model.kernels.triton.norm import rms_norm, rms_norm_floats
 
@@ -103,7 +104,7 @@ def compile_one(task: tuple[str, Any, bool]) -> str | None:
 def run_once(kind: str, choice: Any, eight_bits: bool) -> None:
     """One call on small inputs of the real widths."""
     dtype = torch.float8_e4m3fn if eight_bits else DTYPE
-    if kind in ("few_gate_up", "few_down", "gate_up", "down"):
+    if kind in ("few_gate_up", "few_down", "gate_up", "down", "one_sum_gate_up", "one_sum_down"):
         gate_up = torch.zeros(EXPERTS, 2 * INNER, SIZE, dtype=dtype, device="cuda")
         down = torch.zeros(EXPERTS, SIZE, INNER, dtype=dtype, device="cuda")
         scales = (torch.ones(EXPERTS, 2 * INNER, device="cuda"), torch.ones(EXPERTS, SIZE, device="cuda"))
@@ -115,6 +116,10 @@ def run_once(kind: str, choice: Any, eight_bits: bool) -> None:
             few_gate_up(x, gate_up, chosen, 0, SILU, choice, first)
         elif kind == "few_down":
             few_down(inner, down, chosen, weights, 0, choice, second)
+        elif kind == "one_sum_gate_up":
+            gate_up_one_sum(x, gate_up, chosen, 0, SILU, choice)
+        elif kind == "one_sum_down":
+            down_one_sum(inner, down, chosen, weights, 0, choice, SILU)
         else:
             order = sort_slots(chosen, 0, EXPERTS, choice.block_m)
             if kind == "gate_up":
@@ -153,6 +158,14 @@ def grouped_candidates(block_m: int, tune: bool, num_tokens: int) -> list[Groupe
     return [GroupedChoice(block_m, *tile, swap) for tile in tiles for swap in (False, True)]
 
 
+def one_sum_candidates(tune: bool) -> tuple[list[OneSumChoice], list[OneSumChoice]]:
+    """Of both layers."""
+    rules = [moe_choices.one_sum_choices(tokens) for tokens in FEW_TOKENS]
+    tried = moe_choices.ONE_SUM_CANDIDATES if tune else ((), ())
+    first, second = ({*rule, *more} for rule, more in zip(zip(*rules, strict=True), tried, strict=True))
+    return sorted(first, key=repr), sorted(second, key=repr)
+
+
 def tasks_of(only: str | None, tune: bool) -> list[tuple[str, Any, bool]]:
     """Everything that will be timed, once."""
     tasks: set[tuple[str, Any, bool]] = set()
@@ -161,6 +174,10 @@ def tasks_of(only: str | None, tune: bool) -> list[tuple[str, Any, bool]]:
             few = moe_choices.FEW_CANDIDATES if tune else ()
             tasks |= {("few_gate_up", choice, eight_bits) for choice in (*few, moe_choices.FEW_GATE_UP)}
             tasks |= {("few_down", choice, eight_bits) for choice in (*few, moe_choices.FEW_DOWN)}
+        if only in (None, "few") and not eight_bits:
+            first, second = one_sum_candidates(tune)
+            tasks |= {("one_sum_gate_up", choice, False) for choice in first}
+            tasks |= {("one_sum_down", choice, False) for choice in second}
         if only in (None, "grouped", "fp8"):
             for tokens, heights in MANY_TOKENS.items():
                 for block_m in heights:
@@ -223,6 +240,31 @@ def bench_few(layer: Layer, results: list[dict[str, Any]], tune: bool) -> None:
         second, second_us = best_of([*candidates, moe_choices.FEW_DOWN], down, "down", tune)
         read = layer.read_bytes([ids for _, ids, _ in calls])
         report(results, f"few {label} x{tokens}", first_us + second_us, read, choice=(first, second))
+
+
+def bench_one_sum(layer: Layer, results: list[dict[str, Any]], tune: bool) -> None:
+    """The same in the order of the grouped kernels; the whole of both ways too."""
+    for tokens in FEW_TOKENS:
+        calls = routed(tokens)
+        inner = torch.randn(tokens * TOP_K, INNER, dtype=DTYPE, device="cuda")
+
+        def gate_up(choice: OneSumChoice, calls: Any = calls) -> float:
+            return attempt([lambda x=x, ids=ids: gate_up_one_sum(x, layer.gate_up, ids, 0, SILU, choice)
+                            for x, ids, _ in calls])  # fmt: skip
+
+        def down(choice: OneSumChoice, calls: Any = calls, inner: Any = inner) -> float:
+            return attempt([lambda ids=ids, w=w: down_one_sum(inner, layer.down, ids, w, 0, choice, SILU)
+                            for _, ids, w in calls])  # fmt: skip
+
+        candidates = one_sum_candidates(True) if tune else [[choice] for choice in moe_choices.one_sum_choices(tokens)]
+        first, first_us = best_of(candidates[0], gate_up, "gate_up", tune)
+        second, second_us = best_of(candidates[1], down, "down", tune)
+        read = layer.read_bytes([ids for _, ids, _ in calls])
+        report(results, f"one sum bf16 x{tokens}", first_us + second_us, read, choice=(first, second))
+        for name, kernel in (("few", moe.few), ("one sum", moe.few_one_sum)):
+            whole = attempt([lambda x=x, ids=ids, w=w, kernel=kernel: kernel(x, layer.gate_up, layer.down, ids, w, 0)
+                             for x, ids, w in calls])  # fmt: skip
+            report(results, f"{name} bf16 x{tokens} whole", whole, read)
 
 
 def bench_grouped(layer: Layer, results: list[dict[str, Any]], tune: bool) -> None:
@@ -372,6 +414,7 @@ def main() -> None:
         layer = Layer.make(eight_bits=False)
         if args.only != "grouped":
             bench_few(layer, results, args.tune)
+            bench_one_sum(layer, results, args.tune)
         if args.only != "few":
             bench_grouped(layer, results, args.tune)
         del layer

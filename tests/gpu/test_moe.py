@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from pagemill.model.kernels.moe import SILU, ExpertForm, reference_experts, reference_route
+from pagemill.model.kernels.moe import GELU, SILU, ExpertForm, reference_experts, reference_route
 from pagemill.model.kernels.packed import TILE
 from pagemill.model.kernels.routing import Routing
+from pagemill.model.quantization.experts import StackedExperts
+from pagemill.model.quantization.interface import ExpertSizes
+from pagemill.model.quantization.invariant import InvariantExperts
 from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.engines import check_regrets, greedy, make_llm, make_prompts, run, share_equal
 from tests.gpu.test_parallel import need_gpus
@@ -89,6 +92,46 @@ def test_packed_experts(kind, group, count, inner):
         close(result, reference_experts(x, *floats, chosen, weights, 0, form))
         plain = [part.floats(torch.bfloat16) for part in (gate_up, down)]
         close(moe.experts(x, *plain, chosen, weights, 0, form), reference_experts(x, *floats, chosen, weights, 0, form))
+
+
+def form_of(kind: str, num_experts: int, dtype: torch.dtype) -> ExpertForm:
+    biases = {
+        "gate_up_bias": random(num_experts, 2 * INNER, dtype=dtype, seed=5),
+        "down_bias": random(num_experts, SIZE, dtype=dtype, seed=6),
+    }
+    return {"silu": SILU, "gelu": GELU, "clamped": ExpertForm(clamp=(1.702, 7.0), **biases)}[kind]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "clamped"])
+@pytest.mark.parametrize(("first", "here"), [(0, 128), (64, 64)])
+def test_few_tokens_have_the_bits_that_they_have_among_many(dependent, count, dtype, kind, first, here):
+    gate_up, down = (part.to(dtype) for part in layer(here))
+    x, chosen, weights = tokens(320, 128)
+    x, form = x.to(dtype), form_of(kind, here, dtype)
+    among_many = moe.experts(x, gate_up, down, chosen, weights, first, form, invariant=True)
+    for start in range(0, 320 if count == 1 else 80, count):
+        part = slice(start, start + count)
+        routed = chosen[part], weights[part], first, form
+        expected = among_many[part]
+        assert torch.equal(moe.experts(x[part], gate_up, down, *routed, invariant=True), expected)
+        assert torch.equal(moe.few_one_sum(x[part], gate_up, down, *routed), expected)
+
+
+@pytest.mark.parametrize("kind", [StackedExperts, InvariantExperts])
+def test_the_experts_of_a_layer(kind):
+    """As an engine holds and calls them."""
+    held = kind(ExpertSizes(128, SIZE, INNER), torch.bfloat16, torch.device("cuda"), "silu")
+    gate_up, down = layer(128)
+    for expert in range(128):
+        held.put_gate_up(expert, gate_up[expert])
+        held.put_down(expert, down[expert])
+    x, chosen, weights = tokens(60, 128)
+    among_many = held.apply(x, chosen, weights, 0)
+    close(among_many, reference_experts(x, gate_up, down, chosen, weights, 0))
+    for count in (1, 2, 8, 9):
+        assert torch.equal(held.apply(x[:count], chosen[:count], weights[:count], 0), among_many[:count])
 
 
 @pytest.mark.parametrize("count", [1, 200])

@@ -46,6 +46,33 @@ FEW_CANDIDATES: Final = tuple(
     )
 )  # fmt: skip
 
+
+@dataclass(frozen=True, slots=True)
+class OneSumChoice:
+    """Tiles of moe_one_sum.py: outputs (of the gate, and as many of up) and inputs of a step."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+ONE_SUM_GATE_UP: Final = OneSumChoice(16, 256, 1, 4)
+ONE_SUM_DOWN_ONE: Final = OneSumChoice(16, 128, 2, 5)
+ONE_SUM_DOWN: Final = OneSumChoice(32, 128, 2, 3)
+"""Of one token, and of several."""
+ONE_SUM_CANDIDATES: Final = (
+    tuple(OneSumChoice(*choice) for choice in (
+        (16, 256, 1, 4), (16, 256, 1, 3), (16, 512, 1, 3), (16, 128, 1, 6), (16, 128, 1, 8), (32, 128, 2, 5),
+        (32, 256, 2, 3), (32, 256, 2, 4), (16, 256, 2, 4),
+    )),
+    tuple(OneSumChoice(*choice) for choice in (
+        (16, 64, 2, 6), (16, 64, 2, 8), (16, 128, 1, 4), (16, 128, 2, 4), (16, 128, 2, 5), (16, 256, 1, 3),
+        (32, 64, 2, 4), (32, 64, 2, 5), (32, 64, 4, 5), (32, 128, 2, 3),
+    )),
+)  # fmt: skip
+"""Of the two layers."""
+
 GATE_UP: Final = (
     (6, GroupedChoice(16, 64, 128, 4, 3, swap=True)),
     (24, GroupedChoice(32, 128, 128, 8, 3, swap=True)),
@@ -105,6 +132,17 @@ def packed_experts_choices(num_slots: int, num_experts: int) -> tuple[PackedExpe
     """Tiles of both layers for so many slots, of which few are a tile each."""
     average = 1 if num_slots <= MAX_FEW_SLOTS else num_slots / num_experts
     return next(choices for most, choices in PACKED_EXPERTS if most is None or average <= most)
+
+
+def one_by_one(num_tokens: int, num_slots: int, num_experts: int) -> bool:
+    """Whether slots are computed by themselves rather than grouped, where both are one sum: most are of different
+    experts, those of one token all."""
+    return num_slots <= MAX_FEW_SLOTS and (num_tokens == 1 or 2 * num_slots <= num_experts)
+
+
+def one_sum_choices(num_tokens: int) -> tuple[OneSumChoice, OneSumChoice]:
+    """Tiles of both layers."""
+    return ONE_SUM_GATE_UP, ONE_SUM_DOWN_ONE if num_tokens == 1 else ONE_SUM_DOWN
 
 
 def grouped_choices(num_slots: int, num_experts: int, num_bytes: int = 2) -> tuple[GroupedChoice, GroupedChoice]:

@@ -233,6 +233,11 @@ def experts() -> None:
         combine(half(chosen.numel(), 2048), chosen, weights, 0, 128)
     for count in (256, 8192):
         sort_slots(ints(count, 8), 0, 128, 32)
+    biases = {"gate_up_bias": half(4, 1536), "down_bias": half(4, 2048)}
+    for form in (SILU, ExpertForm(clamp=(1.702, 7.0), **biases)):
+        for count in (1, 3):
+            routed = ints(count, 8), torch.empty(count, 8), 0, form
+            moe.few_one_sum(half(count, 2048), half(4, 1536, 2048), half(4, 2048, 768), *routed)
 
 
 def packed_experts() -> None:
@@ -250,9 +255,9 @@ def packed_experts() -> None:
             offsets = limits if bits == 8 else None
             like = packed.Packed(words[0], limits[0], offsets, outputs, inputs, bits, group, halves)
             weights.append(PackedExperts(words, limits, offsets, like))
-        for _, choice in moe_choices.PACKED_EXPERTS:
-            for order in (None, sort_slots(ints(40, 8), 0, 2, choice.block_m)):
-                for gated, weight in ((True, weights[0]), (False, weights[1])):
+        for _, choices_of_both in moe_choices.PACKED_EXPERTS:
+            for order in (None, sort_slots(ints(40, 8), 0, 2, choices_of_both[0].block_m)):
+                for choice, weight, gated in zip(choices_of_both, weights, (True, False), strict=True):
                     x = half(40, weight.like.num_inputs)
                     moe_packed.product(x, weight, ints(40, 8), order, 0, choice, form, gated=gated)
 
