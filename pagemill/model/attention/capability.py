@@ -75,6 +75,9 @@ class AttentionLayerSpec:
     latent_size: int | None = None
     """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
     values are apart."""
+    expanded_sizes: tuple[int, int] | None = None
+    """Of multi-head latent attention: elements of a head's key, without its rotary part, and of its value, where they are
+    made of a latent vector; None: they need not be made."""
     bidirectional: bool = False
     """A token sees those after it too: an encoder's. The window is then the largest distance, in both directions, and
     nothing is kept from one step to the next."""
@@ -86,7 +89,7 @@ class AttentionLayerSpec:
         others = [
             f"{name}={value}" if isinstance(value, (int, float)) and value is not True else name
             for name, value in said.items()
-            if value is not None and value is not False
+            if value is not None and value is not False and name != "expanded_sizes"
         ]
         plain = f"{self.num_heads} heads ({self.num_kv_heads} of keys) of size {self.head_size}"
         return ", ".join([plain, *others])

@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +28,37 @@ class LayerTensors:
     value_scale: Tensor | None = None
     sinks: Tensor | None = None
     """[H], where the spec says so."""
+
+
+class BatchLens(NamedTuple):
+    """Lengths of a batch, int32 on the host. Those of a request that verifies drafts may be too large."""
+
+    query_start: npt.NDArray[np.int32]
+    """[R + 1]."""
+    seq_lens: npt.NDArray[np.int32]
+    """[R]."""
+
+
+class LatentWeights(Protocol):
+    """What makes keys and values of latent vectors, of the heads of this rank. A query or key is its rotary part, then
+    its plain part."""
+
+    sizes: tuple[int, int]
+    """Of the plain part of a key, and of a value."""
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+
+    def absorb(self, query: Tensor) -> Tensor:
+        """[T, H, rotary + plain] -> [T, H, rotary + latent], for latent vectors in the place of keys."""
+
+    def expand(self, latent: Tensor) -> Tensor:
+        """Weighted sums of latent vectors [T, H * latent] -> those of values [T, H * value]."""
+
+    def make(self, kept: Tensor, expanded: Tensor, first_head: int) -> None:
+        """kept [S, rotary + latent] -> expanded [S, heads, plain + value], contiguous: the plain parts of keys, and
+        values, of so many heads from the first one on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +94,8 @@ class CommonAttentionMetadata:
     """Fewest tokens of a request, where the host knows it: what is for requests of less is left out."""
     decode_len: int = 1
     """More than 1: a step that goes on with all requests, and verifies drafts; none has more tokens than that."""
+    batch_lens: BatchLens | None = None
+    """As the host knows them; None: they may differ from one step to the next, as in captured graphs."""
     replayed: bool = False
     """A decode batch that is part of a captured graph: whoever plans on the host was told of it (`before_replay`)."""
 
@@ -147,6 +182,14 @@ class AttentionImpl(ABC):
         query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
         latent_size, key is value too, and the result [T, H, latent_size].
         """
+
+    def attend_latents(
+        self, query: Tensor, kept: Tensor, kv_cache: Tensor, metadata: Any, weights: LatentWeights
+    ) -> Tensor:
+        """The same where the spec has a latent_size, for queries in the space of keys, [T, H, rotary + plain]; kept
+        [T, 1, rotary + latent]. Returns [T, H * value]."""
+        attended = self.forward(weights.absorb(query), kept, kept, kv_cache, metadata)
+        return weights.expand(attended.flatten(1))
 
     def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: Any) -> None:
         """Write key and value, [T, Hkv, D], to their slots and attend to nothing; by default, attend for nobody."""

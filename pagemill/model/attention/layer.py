@@ -1,6 +1,7 @@
 """`Attention`: the layer that models use. Owns its view of the KV cache; the backend does the work."""
 
 from collections.abc import Hashable
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,7 +18,7 @@ from pagemill.messages.kv_spec import (
     SlidingWindowSpec,
 )
 from pagemill.model.attention.capability import AttentionLayerSpec
-from pagemill.model.attention.interface import AttentionBackend, StepPlanner
+from pagemill.model.attention.interface import AttentionBackend, LatentWeights, StepPlanner
 from pagemill.model.forward_context import current_forward, current_gap
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.mirrors import Layer
@@ -124,6 +125,19 @@ class Attention(nn.Module):
             return traced
         gap = current_gap()
         return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
+
+    def forward_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights) -> Tensor:
+        """Of a layer that keeps latent vectors: query [T, H, rotary + plain], kept [T, 1, rotary + latent] -> [T, H *
+        value]."""
+        if torch.compiler.is_compiling():
+            return weights.expand(self.forward(weights.absorb(query), kept, kept).flatten(1))
+        gap = current_gap()
+        attend = partial(self.attend_latents, weights=weights)
+        return attend(query, kept) if gap is None else gap(attend, query, kept)
+
+    def attend_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights) -> Tensor:
+        """`forward_latents`, with the plan of the current step."""
+        return self._impl.attend_latents(query, kept, self.cache, current_forward().attention[self.name], weights)
 
     def store(self, key: Tensor, value: Tensor) -> None:
         """key, value [T, Hkv, D] go to the cache, and nobody attends. Runs outside graphs."""

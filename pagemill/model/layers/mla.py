@@ -78,6 +78,13 @@ class AbsorbedLinear(nn.Module):
         """[H, plain, latent]."""
         self.value = torch.empty(0)
         """[H, latent, value]."""
+        self._rows = torch.empty(0)
+        """[H, plain + value, latent], on a GPU: both of them."""
+
+    @property
+    def num_heads(self) -> int:
+        """Of this rank."""
+        return len(self.key)
 
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
         """Every tensor of a checkpoint that belongs to the layer."""
@@ -88,12 +95,15 @@ class AbsorbedLinear(nn.Module):
         weight = self._reader.take(kind, shard, tensor)
         if weight is None:
             return
-        rows = floats(weight, self._dtype)
+        rows = floats(weight, self._dtype).contiguous()
         heads = rows.view(-1, sum(self.sizes), rows.shape[1])
         key = heads[:, : self.sizes[0]]
         value = heads[:, self.sizes[0] :]
-        self.key = key.contiguous()
-        self.value = value.transpose(1, 2).contiguous()
+        value = value.transpose(1, 2)
+        if rows.is_cuda:
+            self._rows, self.key, self.value = heads, key, value
+        else:  # whose products would first make copies
+            self.key, self.value = key.contiguous(), value.contiguous()
 
     def absorb(self, query: Tensor) -> Tensor:
         """Queries [T, H, rotary + plain] -> [T, H, rotary + latent], for latent vectors in the place of keys."""
@@ -105,3 +115,10 @@ class AbsorbedLinear(nn.Module):
         """Weighted sums of latent vectors [T, H * latent] -> those of values [T, H * value]."""
         heads = latent.view(len(latent), len(self.value), -1)
         return torch.bmm(heads.transpose(0, 1), self.value).transpose(0, 1).reshape(len(latent), -1)
+
+    def make(self, kept: Tensor, expanded: Tensor, first_head: int) -> None:
+        """kept [S, rotary + latent] -> expanded [S, heads, plain + value], contiguous: the plain parts of keys, and
+        values, of so many heads from the first one on."""
+        which = slice(first_head, first_head + expanded.shape[1])
+        rows = self._rows[which] if len(self._rows) else torch.cat([self.key, self.value.transpose(1, 2)], 1)[which]
+        torch.mm(kept[:, -rows.shape[2] :], rows.flatten(0, 1).t(), out=expanded.flatten(1))

@@ -59,7 +59,9 @@ class LatentAttention(nn.Module):
         )
         num_heads = heads // ctx.groups.tp.size
         scale = (plain + turned) ** -0.5 * _magnitude(config) ** 2
-        spec = AttentionLayerSpec(num_heads, 1, turned + latent, scale, latent_size=latent)
+        spec = AttentionLayerSpec(
+            num_heads, 1, turned + latent, scale, latent_size=latent, expanded_sizes=(plain, value)
+        )
         name = ctx.child("attn").name
         self.attn = Attention(spec, name=name, backend=ctx.attention(spec, name))
 

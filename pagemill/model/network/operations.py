@@ -255,6 +255,9 @@ class Absorb(Operation):
 class Expand(Operation):
     """Weighted sums of latent vectors [T, H * latent] -> of values [T, H * D]."""
 
+    row_wise = False
+    """It is, but then rows would be selected between it and attention, which may give sums of values at once."""
+
     layer: AbsorbedLinear
 
 

@@ -294,8 +294,7 @@ def _latent_attend(op: LatentAttend) -> Function:
         kept = kept.unsqueeze(1)
         ops.rotate_(query, cos, sin)
         ops.rotate_(kept, cos, sin)
-        attended: Tensor = layer(op.absorbed.absorb(query), kept, kept)
-        return attended.reshape(len(query), -1)
+        return layer.forward_latents(query, kept, op.absorbed)
 
     return attend
 

@@ -19,6 +19,7 @@ from pagemill.model.network.operations import (
     Activate,
     Add,
     Attend,
+    Expand,
     Gate,
     Join,
     Multiply,
@@ -64,8 +65,9 @@ class HeadsAttend(Operation):
 
 @dataclass(eq=False)
 class LatentAttend(Operation):
-    """(queries [T, H * (rotary + plain)], kept [T, rotary + latent], cos, sin) -> [T, H * latent]: the norm of what is
-    latent, rotary embedding, queries brought to the latent space, attention. Both inputs may be written over."""
+    """(queries [T, H * (rotary + plain)], kept [T, rotary + latent], cos, sin) -> [T, H * value]: the norm of what is
+    latent, rotary embedding, attention, by queries in the latent space or keys and values out of it. Both inputs may be
+    written over."""
 
     layer: Attention
     absorbed: AbsorbedLinear
@@ -253,6 +255,9 @@ def _latent_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operati
     kept = graph.chain(key, Rotate, PerHead, Join)
     if key is not value or not queries or not kept or queries[1].inputs[1:] != kept[0].inputs[1:]:
         return None
+    expand = graph.only_reader(attend.outputs[0])
+    if not isinstance(expand, Expand) or expand.layer is not queries[0].layer:
+        return None
     turned, latent = kept[2].inputs
     normed = graph.chain(latent, Norm, Split)
     if (
@@ -267,8 +272,8 @@ def _latent_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operati
     if not all(graph.may_overwrite(op.inputs[0], op) for op in (heads, split)):
         return None
     inputs = (heads.inputs[0], split.inputs[0], *kept[0].inputs[1:])
-    found = LatentAttend(inputs, attend.outputs, attend.layer, queries[0].layer, normed[0].layer)
-    return found, {*queries, *kept, *normed}
+    found = LatentAttend(inputs, expand.outputs, attend.layer, queries[0].layer, normed[0].layer)
+    return found, {*queries, *kept, *normed, expand}
 
 
 def fuse_sums(graph: Graph) -> Graph:

@@ -90,6 +90,7 @@ class DeviceBatch:
             common_prefix_len=bounds.shared[group] if bounds.shared else 0,
             min_query_len=bounds.min_query_len,
             decode_len=bounds.decode_len,
+            batch_lens=bounds.lens,
         )
 
     def decode_on_host(self, num_rows: int, positions: Int64Array, group: int) -> StepOnHost:

@@ -4,7 +4,7 @@ T tokens and R requests, padding included. Tokens of the padding belong to the s
 requests of the padding have no tokens, and the rows from which nothing is sampled come last.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from pagemill.messages.step import Int32Array
+from pagemill.model.attention.interface import BatchLens
 from pagemill.model.kernels.batching_reference import NO_DRAFT, SlotTokens
 from pagemill.utils.math import ceil_div
 from pagemill.worker.batch.input_batch import InputBatch
@@ -77,12 +78,15 @@ class BatchBounds:
     """Tokens that all requests share, of each KV group, where attention makes use of it."""
     decode_len: int = 1
     """As in `CommonAttentionMetadata`."""
+    lens: BatchLens | None = field(default=None, compare=False)
+    """Of this batch alone."""
 
     @classmethod
     def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "BatchBounds":
         """Of this batch alone."""
         lengths = np.diff(batch.query_start)
-        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared)
+        lens = BatchLens(batch.query_start, batch.seq_lens)
+        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared, lens=lens)
 
     def verifying(self, decode_len: int) -> "BatchBounds":
         """`decode_len`: where all requests go on and verify drafts; 0: they do not all."""

@@ -1,7 +1,8 @@
 """TRITON_MLA: attention over latent vectors by Triton kernels, for decode and prefill in one batch, safe to capture.
 
 All heads of a token read one entry of the cache per token (DeepSeek-V2, 2024, in the absorbed form). That is the least
-that decoding can read; a long prompt would be faster with keys and values of their own for each head.
+that decoding can read. Prompts of more than a few tokens have keys and values of their own for each head
+(latent_prompts.py), where the host knows the lengths: not in captured graphs.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
-from pagemill.model.attention.capability import Capability
+from pagemill.model.attention.backends import latent_prompts
+from pagemill.model.attention.backends.latent_prompts import WORKSPACE_BYTES, LatentPrompts, Workspace, wanted
+from pagemill.model.attention.capability import AttentionLayerSpec, Capability
 from pagemill.model.attention.graph_support import AttentionCGSupport
 from pagemill.model.attention.interface import (
     AttentionBackend,
     AttentionImpl,
     CommonAttentionMetadata,
+    LatentWeights,
     MetadataBuilder,
 )
 
@@ -34,6 +38,9 @@ class MlaMetadata:
     num_seen: Tensor
     """[T] int32: tokens that each token sees; 0 in the padding."""
     num_splits: int
+    prompts: LatentPrompts | None = None
+    """Requests that are attended to otherwise; the fields above then are of the other tokens."""
+    workspace: Workspace | None = None
 
 
 class MlaBuilder(MetadataBuilder):
@@ -41,12 +48,33 @@ class MlaBuilder(MetadataBuilder):
 
     graph_support = AttentionCGSupport.ALWAYS
 
+    def __init__(self, spec: AttentionLayerSpec, device: torch.device, workspace_bytes: int = WORKSPACE_BYTES) -> None:
+        super().__init__(spec, device)
+        self._workspace = None if spec.expanded_sizes is None else Workspace(device, workspace_bytes)
+
     def build(self, common: CommonAttentionMetadata) -> MlaMetadata:
+        plan = self._absorbed(common)
+        lens = common.batch_lens
+        if lens is None or self._workspace is None or common.max_query_len == 1:
+            return plan
+        chosen = wanted(lens)
+        if not chosen.any():
+            return plan
+        prompts = LatentPrompts(lens, chosen, self.device, self._workspace.num_bytes)
+        requests, num_seen = plan.requests, plan.num_seen
+        if prompts.others is not None:
+            requests, num_seen = requests.index_select(0, prompts.others), num_seen.index_select(0, prompts.others)
+        return MlaMetadata(common, requests, num_seen, self._num_splits(len(requests)), prompts, self._workspace)
+
+    def _num_splits(self, num_tokens: int) -> int:
+        programs = num_tokens * -(-self.spec.num_heads // 64)
+        return min(MAX_SPLITS, max(1, NUM_PROGRAMS // max(1, programs)))
+
+    def _absorbed(self, common: CommonAttentionMetadata) -> MlaMetadata:
         num_tokens = common.num_tokens
         ends = common.query_start[1:]
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=self.device)
-        programs = num_tokens * -(-self.spec.num_heads // 64)
-        num_splits = min(MAX_SPLITS, max(1, NUM_PROGRAMS // max(1, programs)))
+        num_splits = self._num_splits(num_tokens)
         if common.max_query_len == 1 and num_tokens == common.num_requests:
             return MlaMetadata(common, tokens, common.seq_lens, num_splits)
         found = torch.searchsorted(ends, tokens, right=True, out_int32=True)
@@ -78,6 +106,31 @@ class MlaImpl(AttentionImpl):
             spec.latent_size or spec.head_size,
             metadata.num_splits,
         )
+
+    def attend_latents(
+        self, query: Tensor, kept: Tensor, kv_cache: Tensor, metadata: MlaMetadata, weights: LatentWeights
+    ) -> Tensor:
+        prompts = metadata.prompts
+        if prompts is None or metadata.workspace is None:
+            return super().attend_latents(query, kept, kv_cache, metadata, weights)
+        from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # deferred: triton
+
+        common = metadata.common
+        spec = self.spec
+        write_latents(kept.squeeze(1), kv_cache, common.slot_mapping)
+        output = torch.empty(*query.shape[:2], weights.sizes[1], dtype=query.dtype, device=query.device)
+        output[prompts.num_tokens :].zero_()
+        if prompts.others is not None:
+            latent = attend_latents(
+                weights.absorb(query.index_select(0, prompts.others)), kv_cache, common.block_table, metadata.requests,
+                metadata.num_seen, spec.scale, spec.latent_size or spec.head_size, metadata.num_splits,
+            )  # fmt: skip
+            found = weights.expand(latent.flatten(1)).view(len(latent), *output.shape[1:])
+            output.index_copy_(0, prompts.others, found)
+        latent_prompts.attend(
+            output, query, kv_cache, common.block_table, spec.scale, weights, prompts, metadata.workspace
+        )
+        return output.flatten(1)
 
 
 class TritonMlaBackend(AttentionBackend):

@@ -81,16 +81,16 @@ def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.cons
 
 
 @gluon.jit
-def _num_mine(num_items):
+def num_mine(num_items):
     """Of so many items, how many are this program's."""
     programs = gl.num_programs(0)
     rounds = num_items // programs
     rest = num_items - rounds * programs
-    return rounds + (_item(rounds) - rounds * programs < rest).to(gl.int32)
+    return rounds + (item_of(rounds) - rounds * programs < rest).to(gl.int32)
 
 
 @gluon.jit
-def _item(number):
+def item_of(number):
     """A program's items: one of each round of all programs, from both ends by turns, since items are sorted by size."""
     programs = gl.num_programs(0)
     me = gl.program_id(0)
@@ -126,8 +126,8 @@ def _fetch(
     wait_for_inputs(PDL)
     PARTS: gl.constexpr = HEAD // 64
     turn = gl.to_tensor(0)
-    for number in range(_num_mine(num_items * HKV)):
-        item = _item(number)
+    for number in range(num_mine(num_items * HKV)):
+        item = item_of(number)
         record = records + item // HKV * RECORD
         token = gl.load(record)
         begin = gl.load(record + 3)
@@ -173,7 +173,7 @@ def _masked(
 
 
 @gluon.jit
-def _softmax_turn(
+def softmax_turn(
     scores, top, total, masked, start, positions, end, factor, cap,
     KEYS: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, HAS_CAP: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
@@ -193,7 +193,7 @@ def _softmax_turn(
 
 
 @gluon.jit
-def _clean(chunks, slot, start, end, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr):
+def clean(chunks, slot, start, end, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr):
     """Zero the values from `end` on: beyond a request's last token lies what others left, maybe NaN, and 0 * NaN is
     NaN. Both warpgroups do it, and write the same."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -225,7 +225,7 @@ def _turn(
     sums = hopper.warpgroup_mma(weights, keys.index(before), acc, is_async=True)
     scores = hopper.warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(empty.index(slot))
-    new, top, total, decay = _softmax_turn(
+    new, top, total, decay = softmax_turn(
         scores, top, total, masked, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, scores_in
     )
     next_weights = gl.convert_layout(new.to(weights.dtype), weights_in)
@@ -252,12 +252,12 @@ def _first_turn(
     )  # fmt: skip
     scores = hopper.warpgroup_mma_wait(0, deps=[scores])
     mbarrier.arrive(empty.index(slot))
-    new, top, total, _ = _softmax_turn(
+    new, top, total, _ = softmax_turn(
         scores, top, total, True, start, positions, end, factor, cap, KEYS, WINDOW, CHUNK, HAS_CAP, scores_in
     )
     if gl.cdiv(end, BOX) * BOX > seq_len:
         mbarrier.wait(full.index(slot + 1), turn // STAGES & 1)
-        _clean(chunks, slot + 1, start, end, HEAD, KEYS, BOX)
+        clean(chunks, slot + 1, start, end, HEAD, KEYS, BOX)
     return gl.convert_layout(new.to(keys.dtype), weights_in), top, total
 
 
@@ -321,8 +321,8 @@ def _attend(
     queries = query_chunks._reinterpret(dtype, [2 * QUERIES, 64, HEAD], shared)
     rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
     turn = gl.to_tensor(0)
-    for number in range(_num_mine(num_items * HKV)):
-        item = _item(number)
+    for number in range(num_mine(num_items * HKV)):
+        item = item_of(number)
         token, num_tokens, position, begin, end, seq_len = _record(records + item // HKV * RECORD)
         head = item % HKV * GROUP
         buffer = number % QUERIES

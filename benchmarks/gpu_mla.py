@@ -1,0 +1,256 @@
+"""Prompts over latent vectors, one layer of DeepSeek-V2-Lite (16 heads) and V3 (128), in captured graphs.
+
+    PYTHONPATH=. python benchmarks/gpu_mla.py [--only check|layer|kernel|few|weights] [--json FILE]
+
+`check` compares with attention by definition; `layer` is all from queries and latent vectors to values, with keys and
+values of their own for each head by the kernel for Hopper GPUs and by the one for all, and by queries in the latent
+space; `kernel` is attention alone; `few` finds from how many tokens on keys and values are made; `weights` times the
+two products of decoding by how their matrix lies in memory. Knows one GPU; under a minute on an H200.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from pagemill.model.attention.backends import latent_prompts
+from pagemill.model.attention.backends.triton_mla import TritonMlaBackend
+from pagemill.model.kernels.triton import launch, mla_prompts, mla_prompts_hopper
+from tests.fakes.latent_attention import LatentCase, LatentShape
+
+DEVICE = "cuda"
+TOLERANCE = 1e-2
+HEADS = (16, 128)
+
+
+@dataclass(frozen=True)
+class Work:
+    """`batch` requests of `context` tokens, of which the last `query` are new."""
+
+    batch: int
+    context: int
+    query: int
+
+    def __str__(self) -> str:
+        after = self.context - self.query
+        return f"{self.batch} x {self.query}" + (f" after {after}" if after else "")
+
+
+WORKS = [
+    Work(16, 512, 512), Work(8, 1024, 1024), Work(1, 2048, 2048), Work(1, 8192, 8192), Work(4, 8704, 512),
+    Work(3, 1037, 333), Work(1, 34816, 2048),
+]  # fmt: skip
+FEW = [Work(4, context + query, query) for context in (0, 1024, 8192) for query in (32, 64, 96, 128, 192, 256)]
+CHECKED: list[tuple[str, int, list[tuple[int, int]], int]] = [
+    ("prompts", 16, [(300, 300), (1024, 1024), (513, 513), (128, 128)], 256 << 20),
+    ("mixed", 16, [(300, 300), (1, 700), (513, 1290), (133, 1000), (3, 40), (257, 4096)], 256 << 20),
+    ("128 heads", 128, [(700, 700), (1, 700), (260, 900)], 256 << 20),
+    ("some heads at a time", 16, [(300, 300), (1, 700), (513, 1290), (700, 1000)], 12 << 20),
+    ("some keys at a time", 16, [(300, 300), (1, 700), (513, 3290), (700, 3000), (1024, 5000)], 32 << 20),
+]
+
+
+def shape_of(heads: int) -> LatentShape:
+    """A layer's."""
+    return LatentShape(heads, 64, 128, 128, 512)
+
+
+def graph_us(call: Callable[[], object], replays: int = 7) -> float:
+    """Microseconds of a call in a captured graph, the median."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def flops(work: Work, heads: int) -> int:
+    """Of attention with keys of 192 and values of 128, without what the mask hides."""
+    seen = work.query * work.context - work.query * (work.query - 1) // 2
+    return 2 * 320 * work.batch * heads * seen
+
+
+class Layer:
+    """One layer, and a step."""
+
+    def __init__(self, work: Work, heads: int) -> None:
+        requests = [(work.query, work.context)] * work.batch
+        self.case = LatentCase(shape_of(heads), requests, torch.bfloat16, DEVICE)
+        spec = self.case.shape.spec
+        self.impl = TritonMlaBackend.impl(spec)
+        builder = TritonMlaBackend.metadata_builder(spec, torch.device(DEVICE))
+        with patch.object(latent_prompts, "TOKENS_PER_KEY", 1):
+            self.expanded = builder.build(self.case.common)
+        self.absorbed = builder.build(replace(self.case.common, batch_lens=None))
+
+    def run(self, metadata: Any) -> Tensor:
+        """As the model does."""
+        case = self.case
+        return self.impl.attend_latents(case.query, case.kept, case.cache, metadata, case.weights)
+
+
+def error(result: Tensor, expected: Tensor) -> float:
+    """Relative."""
+    return float((result.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check() -> list[dict[str, Any]]:
+    """Every kernel against the definition."""
+    rows = []
+    for name, heads, requests, room in CHECKED:
+        case = LatentCase(shape_of(heads), requests, torch.bfloat16, DEVICE, padding=5)
+        builder = TritonMlaBackend.metadata_builder(case.shape.spec, torch.device(DEVICE), room)
+        expected = case.expected(torch.float32)
+        found = {"Hopper": case.run(TritonMlaBackend, builder)}
+        with patch.object(mla_prompts_hopper, "takes", return_value=False):
+            found["all"] = case.run(TritonMlaBackend, builder)
+        case.common = replace(case.common, batch_lens=None)
+        found["absorbed"] = case.run(TritonMlaBackend, builder)
+        for kernel, result in found.items():
+            wrong = error(result[: len(expected)], expected)
+            finite = bool(result.isfinite().all())
+            worst = float((result[: len(expected)].float() - expected).abs().max() / expected.abs().max())
+            said = "" if wrong < TOLERANCE and finite else "  WRONG"
+            print(f"check {name:24} {kernel:10} error {wrong:.1e} worst {worst:.1e}{said}", flush=True)
+            rows.append({"check": name, "kernel": kernel, "error": wrong, "finite": finite})
+    return rows
+
+
+def layer() -> list[dict[str, Any]]:
+    """All of a layer's attention."""
+    rows = []
+    for heads in HEADS:
+        for work in WORKS:
+            made = Layer(work, heads)
+            times = {"Hopper": graph_us(lambda: made.run(made.expanded))}  # noqa: B023
+            with patch.object(mla_prompts_hopper, "takes", return_value=False):
+                times["all GPUs"] = graph_us(lambda: made.run(made.expanded), 3)  # noqa: B023
+            times["absorbed"] = graph_us(lambda: made.run(made.absorbed), 3)  # noqa: B023
+            said = "  ".join(f"{name} {us:8.1f} us {flops(work, heads) / us / 1e6:5.0f}" for name, us in times.items())
+            print(f"layer {heads:3} heads {work!s:20} {said} TFLOP/s", flush=True)
+            rows.append({"heads": heads, "work": asdict(work), "us": times})
+            del made
+            torch.cuda.empty_cache()
+    return rows
+
+
+def kernel() -> list[dict[str, Any]]:
+    """Attention alone, what comes before it, and what the way to carry sums on costs where nothing is carried."""
+    rows = []
+    for heads in HEADS:
+        for work in WORKS:
+            made = Layer(work, heads)
+            case = made.case
+            sizes = latent_prompts.sizes_of(case.weights, case.cache)
+            steps = made.expanded.prompts.passes(sizes)
+            step = steps[0]
+            parts = made.expanded.workspace.parts(step, sizes, torch.bfloat16)
+            keys, expanded, sums, totals = parts
+            out = torch.empty(len(case.query), heads, 128, dtype=torch.bfloat16, device=DEVICE)
+            spare = torch.empty(len(case.query), step.heads, 130, dtype=torch.float32, device=DEVICE)
+            unused = mla_prompts.Carried(spare[..., :128].contiguous(), spare[..., 128:].contiguous(), 0)
+            carried = mla_prompts.Carried(sums, totals, step.carried_token) if step.num_carried else None
+            given = (out, case.query, keys, expanded, step.records, case.shape.spec.scale, step.first_head)
+            times = {
+                "gather": graph_us(lambda: mla_prompts.gather(keys, case.cache, case.common.block_table, step.pieces)),  # noqa: B023
+                "make": graph_us(lambda: case.weights.make(keys, expanded, step.first_head)),  # noqa: B023
+                "Hopper": graph_us(lambda: mla_prompts_hopper.attend(*given, carried)),  # noqa: B023
+                "may carry": graph_us(lambda: mla_prompts_hopper.attend(*given, carried or unused)),  # noqa: B023
+                "all": graph_us(lambda: mla_prompts.attend(*given, carried), 3),  # noqa: B023
+            }
+            share = step.heads / heads if not step.num_carried else 0
+            tflops = {name: flops(work, heads) * share / times[name] / 1e6 for name in ("Hopper", "may carry", "all")}
+            said = "  ".join(f"{name} {us:7.1f}" for name, us in times.items())
+            print(
+                f"kernel {heads:3} heads {work!s:20} 1 of {len(steps)} passes, {step.heads} heads, us: {said}  TFLOP/s "
+                + "  ".join(f"{name} {value:4.0f}" for name, value in tflops.items()),
+                flush=True,
+            )
+            rows.append({"heads": heads, "work": asdict(work), "us": times, "tflops": tflops})
+            del made
+            torch.cuda.empty_cache()
+    return rows
+
+
+def few() -> list[dict[str, Any]]:
+    """Few tokens, both ways."""
+    rows = []
+    for heads in HEADS:
+        for work in FEW:
+            made = Layer(work, heads)
+            times = {
+                name: graph_us(lambda: made.run(plan), 3)  # noqa: B023
+                for name, plan in (("made", made.expanded), ("absorbed", made.absorbed))
+            }
+            per_key = work.query * (2 * work.context - work.query) / (2 * work.context)
+            print(
+                f"few {heads:3} heads {work!s:20} {per_key:5.0f} tokens a key: made {times['made']:7.1f} us, absorbed "
+                f"{times['absorbed']:7.1f} us",
+                flush=True,
+            )
+            rows.append({"heads": heads, "work": asdict(work), "per_key": per_key, "us": times})
+            del made
+    return rows
+
+
+def weights() -> list[dict[str, Any]]:
+    """Absorbing queries and expanding results, with matrices of their own and with parts of one."""
+    rows = []
+    for heads in HEADS:
+        both = [torch.randn(heads, 256, 512, dtype=torch.bfloat16, device=DEVICE) for _ in range(32)]
+        apart = [(one[:, :128].contiguous(), one[:, 128:].transpose(1, 2).contiguous()) for one in both]
+        parts = [(one[:, :128], one[:, 128:].transpose(1, 2)) for one in both]
+        for tokens in (1, 4, 16, 64, 256):
+            query = torch.randn(tokens, heads, 192, dtype=torch.bfloat16, device=DEVICE)[..., 64:].transpose(0, 1)
+            found = torch.randn(tokens, heads, 512, dtype=torch.bfloat16, device=DEVICE).transpose(0, 1)
+            times = {}
+            for name, given in (("apart", apart), ("parts", parts)):
+                times[f"absorb, {name}"] = graph_us(lambda: [torch.bmm(query, key) for key, _ in given]) / 32  # noqa: B023
+                times[f"expand, {name}"] = graph_us(lambda: [torch.bmm(found, value) for _, value in given]) / 32  # noqa: B023
+            said = "  ".join(f"{name} {us:6.2f}" for name, us in times.items())
+            print(f"weights {heads:3} heads {tokens:3} tokens, us: {said}", flush=True)
+            rows.append({"heads": heads, "tokens": tokens, "us": times})
+    return rows
+
+
+PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    part.__name__: part for part in (check, layer, kernel, few, weights)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted(PARTS))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    print(torch.cuda.get_device_name(), f"dependent launch: {launch.dependent()}", flush=True)
+    results = {}
+    with torch.inference_mode():
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                results[name] = part()
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
