@@ -20,10 +20,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.latent_case import LatentCase, LatentShape
 from pagemill.model.attention.backends import latent_prompts
 from pagemill.model.attention.backends.triton_mla import TritonMlaBackend
 from pagemill.model.kernels.triton import launch, mla_prompts, mla_prompts_hopper
-from tests.fakes.latent_attention import LatentCase, LatentShape
 
 DEVICE = "cuda"
 TOLERANCE = 1e-2

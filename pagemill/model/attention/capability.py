@@ -76,8 +76,8 @@ class AttentionLayerSpec:
     """Of multi-head latent attention: there is no value, the last so many elements of the one key are. None: keys and
     values are apart."""
     expanded_sizes: tuple[int, int] | None = None
-    """Of multi-head latent attention: elements of a head's key, without its rotary part, and of its value, where they are
-    made of a latent vector; None: they need not be made."""
+    """Of multi-head latent attention: elements of a head's key, without its rotary part, and of its value, as a latent
+    vector may be expanded to; None: it is not."""
     bidirectional: bool = False
     """A token sees those after it too: an encoder's. The window is then the largest distance, in both directions, and
     nothing is kept from one step to the next."""

@@ -55,7 +55,7 @@ class LatentSizes:
 
     def carried_bytes(self, tokens: int, heads: int) -> int:
         """For what is carried from some keys to others."""
-        return tokens * heads * (self.value + 2) * 4
+        return tokens * heads * carried_bytes(self.value)
 
 
 class _Part(NamedTuple):
@@ -134,11 +134,18 @@ class LatentPrompts:
         ]  # fmt: skip
 
 
-def wanted(lens: BatchLens) -> npt.NDArray[np.bool_]:
-    """[R] whether a request's keys and values are to be made: where enough tokens see a key."""
+def carried_bytes(value_size: int) -> int:
+    """Of a token and head: what is carried from some keys to others."""
+    return (value_size + 2) * 4
+
+
+def wanted(lens: BatchLens, value_size: int, room: int) -> npt.NDArray[np.bool_]:
+    """[R] whether a request's keys and values are to be made: where enough tokens see a key, and half of the workspace,
+    `room` bytes, holds what all of its tokens carry, of one head at least."""
     queries = np.diff(lens.query_start).astype(np.int64)
     keys = lens.seq_lens.astype(np.int64)
-    return queries * (2 * keys - queries) >= 2 * TOKENS_PER_KEY * keys
+    seen_enough = queries * (2 * keys - queries) >= 2 * TOKENS_PER_KEY * keys
+    return seen_enough & (queries * carried_bytes(value_size) <= room // 2)
 
 
 def _passes(lens: BatchLens, requests: Sequence[int], sizes: LatentSizes, room: int) -> Iterator[_Pass]:
@@ -176,13 +183,18 @@ def _passes_of_one(lens: BatchLens, request: int, sizes: LatentSizes, room: int)
     tokens = int(lens.query_start[request + 1]) - first_token
     keys = int(lens.seq_lens[request])
     heads = min(sizes.heads, HEADS_TOGETHER)
-    while heads > 1 and sizes.carried_bytes(tokens, heads) > room // 2:
+    while heads > 1 and (sizes.carried_bytes(tokens, heads) > room // 2 or _rows(tokens, heads, sizes, room) < TILE):
         heads = ceil_div(heads, 2)
-    rows = (room - sizes.carried_bytes(tokens, heads)) // sizes.bytes_for(1, heads) // TILE * TILE
+    rows = _rows(tokens, heads, sizes, room)
     for first in range(0, sizes.heads, heads):
         for begin in range(0, keys, rows):
             part = _Part(request, begin, min(keys, begin + rows), 0)
             yield _Pass([part], first, min(heads, sizes.heads - first), first_token, tokens)
+
+
+def _rows(tokens: int, heads: int, sizes: LatentSizes, room: int) -> int:
+    """Keys that there is room for beside what so many tokens carry: whole tiles."""
+    return (room - sizes.carried_bytes(tokens, heads)) // sizes.bytes_for(1, heads) // TILE * TILE
 
 
 def _tables(parts: Sequence[_Part], lens: BatchLens) -> tuple[_Ints, _Ints]:

@@ -55,9 +55,10 @@ class MlaBuilder(MetadataBuilder):
     def build(self, common: CommonAttentionMetadata) -> MlaMetadata:
         plan = self._absorbed(common)
         lens = common.batch_lens
-        if lens is None or self._workspace is None or common.max_query_len == 1:
+        sizes = self.spec.expanded_sizes
+        if lens is None or self._workspace is None or sizes is None or common.max_query_len == 1:
             return plan
-        chosen = wanted(lens)
+        chosen = wanted(lens, sizes[1], self._workspace.num_bytes)
         if not chosen.any():
             return plan
         prompts = LatentPrompts(lens, chosen, self.device, self._workspace.num_bytes)

@@ -44,6 +44,33 @@ def gather_latents(
         tl.store(rows + targets + at, tl.load(cache + sources + at, mask, other=0.0), mask)
 
 
+@triton.jit
+def _turn(
+    acc, top, total, q_turned, q_plain, keys, values, start, positions, end, factor, keys_stride, expanded_stride,
+    TURNED: tl.constexpr, PLAIN: tl.constexpr, VALUE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N keys, from `start` on: what was found of those before, and of these."""
+    turned, plain, dims = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
+    columns = start + tl.arange(0, BLOCK_N)
+    at = columns.to(tl.int64)[:, None]
+    live = (columns < end)[:, None]
+    k_turned = tl.load(keys + at * keys_stride + turned[None, :], live & (turned < TURNED)[None, :], 0.0)
+    k_plain = tl.load(values + at * expanded_stride + plain[None, :], live & (plain < PLAIN)[None, :], 0.0)
+    scores = tl.dot(q_turned, tl.trans(k_turned), input_precision="ieee")
+    scores = tl.dot(q_plain, tl.trans(k_plain), scores, input_precision="ieee")
+    seen = (columns[None, :] <= positions[:, None]) & (columns < end)[None, :]
+    scores = tl.where(seen, scores * factor, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    powers = tl.exp2(scores - level[:, None])
+    shrink = tl.exp2(top - level)
+    value = tl.load(values + PLAIN + at * expanded_stride + dims[None, :], live & (dims < VALUE)[None, :], 0.0)
+    acc = tl.dot(powers.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
+    return acc, higher, total * shrink + tl.sum(powers, 1)
+
+
 @triton.jit(do_not_specialize=["heads", "first_head", "carried_token"])
 def attend_expanded(
     out, carried, carried_sums, query, turned_keys, expanded, records, factor, heads, first_head, carried_token,
@@ -71,7 +98,6 @@ def attend_expanded(
     end = tl.minimum(tl.load(record + 3), first + tl.minimum(part + BLOCK_M, count))
     rows = part + tl.arange(0, BLOCK_M)
     turned, plain, dims = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_V)
-    columns = tl.arange(0, BLOCK_N)
     real = (rows < count)[:, None]
     places = query + (token + rows).to(tl.int64)[:, None] * query_stride + (first_head + head) * (TURNED + PLAIN)
     q_turned = tl.load(places + turned[None, :], real & (turned < TURNED)[None, :], 0.0)
@@ -89,23 +115,10 @@ def attend_expanded(
     keys = turned_keys + base * keys_stride
     values = expanded + base * expanded_stride + head * (PLAIN + VALUE)
     for start in tl.range(0, end, BLOCK_N):
-        at = (start + columns).to(tl.int64)[:, None]
-        live = (start + columns < end)[:, None]
-        k_turned = tl.load(keys + at * keys_stride + turned[None, :], live & (turned < TURNED)[None, :], 0.0)
-        k_plain = tl.load(values + at * expanded_stride + plain[None, :], live & (plain < PLAIN)[None, :], 0.0)
-        scores = tl.dot(q_turned, tl.trans(k_turned), input_precision="ieee")
-        scores = tl.dot(q_plain, tl.trans(k_plain), scores, input_precision="ieee")
-        seen = (start + columns)[None, :] <= (first + rows)[:, None]
-        scores = tl.where(seen & tl.trans(live), scores * factor, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        # A row that has seen nothing yet keeps -inf, and must not compute -inf - -inf.
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        powers = tl.exp2(scores - level[:, None])
-        shrink = tl.exp2(top - level)
-        total = total * shrink + tl.sum(powers, 1)
-        value = tl.load(values + PLAIN + at * expanded_stride + dims[None, :], live & (dims < VALUE)[None, :], 0.0)
-        acc = tl.dot(powers.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
-        top = higher
+        acc, top, total = _turn(
+            acc, top, total, q_turned, q_plain, keys, values, start, first + rows, end, factor, keys_stride,
+            expanded_stride, TURNED, PLAIN, VALUE, BLOCK_T, BLOCK_P, BLOCK_V, BLOCK_N,
+        )  # fmt: skip
     targets = out + (token + rows).to(tl.int64)[:, None] * out_stride + (first_head + head) * VALUE + dims[None, :]
     goes_on = False
     if CARRIES:
@@ -151,9 +164,9 @@ def attend(
     turned = query.shape[2] - plain
     wide = query.element_size() > 2
     block_m = 64 if wide else TILE
+    sums, totals = (out, out) if carried is None else (carried.sums, carried.totals)
     launch.on(attend_expanded, (len(records) * (TILE // block_m), heads))(
-        out, out if carried is None else carried.sums, out if carried is None else carried.totals, query, rows, expanded,
-        records, scale * LOG2_E.value, heads, first_head, 0 if carried is None else carried.first_token,
+        out, sums, totals, query, rows, expanded, records, scale * LOG2_E.value, heads, first_head, 0 if carried is None else carried.first_token,
         query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
         TURNED=turned, PLAIN=plain, VALUE=value, BLOCK_T=max(16, launch.power_of_two(turned)),
         BLOCK_P=max(16, launch.power_of_two(plain)), BLOCK_V=max(16, launch.power_of_two(value)), ROWS=TILE,

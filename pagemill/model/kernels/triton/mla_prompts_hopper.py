@@ -1,5 +1,5 @@
-"""Prompts over latent vectors on Hopper GPUs, with keys of 64 + 128 elements and values of 128 for each head: the kernel
-of prompt_attention.py, whose warps do the same here, for keys and values that are no longer in pages.
+"""Prompts over latent vectors on Hopper GPUs, with keys of 64 + 128 elements and values of 128 for each head: the
+kernel of prompt_attention.py, whose warps do the same here, for keys and values that are no longer in pages.
 
 The rotary part of a key is the same for all heads, and is read from the latent vectors; the rest lies with the values.
 """

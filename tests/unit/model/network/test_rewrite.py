@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from pagemill.model.network.operations import (
     Activate,
     Add,
     Call,
-    Expand,
     Gate,
     Multiply,
     Network,
@@ -50,8 +51,9 @@ def kinds(graph: Graph) -> list[type]:
     return [type(op) for op in graph.operations]
 
 
-def fused(net: Network, result: Value) -> Graph:
+def fused(net: Network, result: Value, *, selects: bool = False) -> Graph:
     graph = Graph(net.operations, result)
+    graph = select_rows(graph) if selects else graph
     for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms):
         graph = fuse(graph)
     return graph
@@ -167,15 +169,24 @@ def latent(net: Network, x: Value, heads: int = 4) -> tuple[Value, Value]:
     query = net.rotary(net.per_head(net.linear(x, layer()), heads), "default")
     turned, plain = net.split(net.linear(x, layer()), 8, 32)
     kept = net.rotary(net.per_head(net.join(turned, net.norm(plain, layer())), 1), "default")
-    return net.attend(net.absorb(query, layer()), kept, kept, layer()), kept
+    absorbed = layer()
+    return net.expand(net.attend(net.absorb(query, absorbed), kept, kept, layer()), absorbed), kept
 
 
-def test_latent_attention_is_one_operation():
+@pytest.mark.parametrize("selects", [False, True])
+def test_latent_attention_is_one_operation(selects):
     net = Network({"default": layer()})
     attended, _ = latent(net, net.inputs)
-    graph = fused(net, net.expand(attended, layer()))
-    assert kinds(graph) == [Multiply, RotaryTable, Multiply, LatentAttend, Expand]
+    graph = fused(net, attended, selects=selects)
+    assert kinds(graph) == [Multiply, RotaryTable, Multiply, LatentAttend, *([Select] if selects else [])]
     assert graph.operations[3].inputs[:2] == (graph.operations[0].outputs[0], graph.operations[2].outputs[0])
+
+
+def test_latent_attention_whose_values_are_made_by_another_layer_is_left_alone():
+    net = Network({"default": layer()})
+    latent(net, net.inputs)
+    expand = net.operations.pop()
+    assert LatentAttend not in kinds(fused(net, net.expand(expand.inputs[0], layer())))
 
 
 def test_latent_vectors_that_are_read_otherwise_are_left_alone():

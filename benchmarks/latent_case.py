@@ -13,8 +13,8 @@ from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import AttentionBackend, BatchLens, CommonAttentionMetadata
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.mla import AbsorbedLinear
-from pagemill.model.quantization.unquantized import Unquantized
 from pagemill.model.quantization.interface import Uniform
+from pagemill.model.quantization.unquantized import Unquantized
 
 BLOCK = 16
 
