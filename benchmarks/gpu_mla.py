@@ -1,16 +1,17 @@
 """Prompts over latent vectors, one layer of DeepSeek-V2-Lite (16 heads) and V3 (128), in captured graphs.
 
-    PYTHONPATH=. python benchmarks/gpu_mla.py [--only check|layer|kernel|few|weights] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_mla.py [--only check|layer|kernel|few|weights|model] [--json FILE]
 
 `check` compares with attention by definition; `layer` is all from queries and latent vectors to values, with keys and
 values of their own for each head by the kernel for Hopper GPUs and by the one for all, and by queries in the latent
 space; `kernel` is attention alone; `few` finds from how many tokens on keys and values are made; `weights` times the
-two products of decoding by how their matrix lies in memory. Knows one GPU; under a minute on an H200.
+two products of decoding by how their matrix lies in memory; `model` is all of DeepSeek-V2-Lite. Knows one GPU.
 """
 
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -135,103 +136,144 @@ def check() -> list[dict[str, Any]]:
 
 def layer() -> list[dict[str, Any]]:
     """All of a layer's attention."""
-    rows = []
-    for heads in HEADS:
-        for work in WORKS:
-            made = Layer(work, heads)
-            times = {"Hopper": graph_us(lambda: made.run(made.expanded))}  # noqa: B023
-            with patch.object(mla_prompts_hopper, "takes", return_value=False):
-                times["all GPUs"] = graph_us(lambda: made.run(made.expanded), 3)  # noqa: B023
-            times["absorbed"] = graph_us(lambda: made.run(made.absorbed), 3)  # noqa: B023
-            said = "  ".join(f"{name} {us:8.1f} us {flops(work, heads) / us / 1e6:5.0f}" for name, us in times.items())
-            print(f"layer {heads:3} heads {work!s:20} {said} TFLOP/s", flush=True)
-            rows.append({"heads": heads, "work": asdict(work), "us": times})
-            del made
-            torch.cuda.empty_cache()
-    return rows
+    return [_layer(heads, work) for heads in HEADS for work in WORKS]
+
+
+def _layer(heads: int, work: Work) -> dict[str, Any]:
+    made = Layer(work, heads)
+    times = {"Hopper": graph_us(lambda: made.run(made.expanded))}
+    with patch.object(mla_prompts_hopper, "takes", return_value=False):
+        times["all GPUs"] = graph_us(lambda: made.run(made.expanded), 3)
+    times["absorbed"] = graph_us(lambda: made.run(made.absorbed), 3)
+    said = "  ".join(f"{name} {us:8.1f} us {flops(work, heads) / us / 1e6:5.0f}" for name, us in times.items())
+    print(f"layer {heads:3} heads {work!s:20} {said} TFLOP/s", flush=True)
+    return {"heads": heads, "work": asdict(work), "us": times}
 
 
 def kernel() -> list[dict[str, Any]]:
     """Attention alone, what comes before it, and what the way to carry sums on costs where nothing is carried."""
-    rows = []
-    for heads in HEADS:
-        for work in WORKS:
-            made = Layer(work, heads)
-            case = made.case
-            sizes = latent_prompts.sizes_of(case.weights, case.cache)
-            steps = made.expanded.prompts.passes(sizes)
-            step = steps[0]
-            parts = made.expanded.workspace.parts(step, sizes, torch.bfloat16)
-            keys, expanded, sums, totals = parts
-            out = torch.empty(len(case.query), heads, 128, dtype=torch.bfloat16, device=DEVICE)
-            spare = torch.empty(len(case.query), step.heads, 130, dtype=torch.float32, device=DEVICE)
-            unused = mla_prompts.Carried(spare[..., :128].contiguous(), spare[..., 128:].contiguous(), 0)
-            carried = mla_prompts.Carried(sums, totals, step.carried_token) if step.num_carried else None
-            given = (out, case.query, keys, expanded, step.records, case.shape.spec.scale, step.first_head)
-            times = {
-                "gather": graph_us(lambda: mla_prompts.gather(keys, case.cache, case.common.block_table, step.pieces)),  # noqa: B023
-                "make": graph_us(lambda: case.weights.make(keys, expanded, step.first_head)),  # noqa: B023
-                "Hopper": graph_us(lambda: mla_prompts_hopper.attend(*given, carried)),  # noqa: B023
-                "may carry": graph_us(lambda: mla_prompts_hopper.attend(*given, carried or unused)),  # noqa: B023
-                "all": graph_us(lambda: mla_prompts.attend(*given, carried), 3),  # noqa: B023
-            }
-            share = step.heads / heads if not step.num_carried else 0
-            tflops = {name: flops(work, heads) * share / times[name] / 1e6 for name in ("Hopper", "may carry", "all")}
-            said = "  ".join(f"{name} {us:7.1f}" for name, us in times.items())
-            print(
-                f"kernel {heads:3} heads {work!s:20} 1 of {len(steps)} passes, {step.heads} heads, us: {said}  TFLOP/s "
-                + "  ".join(f"{name} {value:4.0f}" for name, value in tflops.items()),
-                flush=True,
-            )
-            rows.append({"heads": heads, "work": asdict(work), "us": times, "tflops": tflops})
-            del made
-            torch.cuda.empty_cache()
-    return rows
+    return [_kernel(heads, work) for heads in HEADS for work in WORKS]
+
+
+def _kernel(heads: int, work: Work) -> dict[str, Any]:
+    made = Layer(work, heads)
+    case = made.case
+    sizes = latent_prompts.sizes_of(case.weights, case.cache)
+    steps = made.expanded.prompts.passes(sizes)
+    step = steps[0]
+    keys, expanded, sums, totals = made.expanded.workspace.parts(step, sizes, torch.bfloat16)
+    out = torch.empty(len(case.query), heads, 128, dtype=torch.bfloat16, device=DEVICE)
+    spare = torch.empty(2, len(case.query), step.heads, 128, dtype=torch.float32, device=DEVICE)
+    carried = mla_prompts.Carried(sums, totals, step.carried_token) if step.num_carried else None
+    unused = carried or mla_prompts.Carried(spare[0], spare[1], 0)
+    given = (out, case.query, keys, expanded, step.records, case.shape.spec.scale, step.first_head)
+    times = {
+        "gather": graph_us(lambda: mla_prompts.gather(keys, case.cache, case.common.block_table, step.pieces)),
+        "make": graph_us(lambda: case.weights.make(keys, expanded, step.first_head)),
+        "Hopper": graph_us(lambda: mla_prompts_hopper.attend(*given, carried)),
+        "may carry": graph_us(lambda: mla_prompts_hopper.attend(*given, unused)),
+        "all": graph_us(lambda: mla_prompts.attend(*given, carried), 3),
+    }
+    share = step.heads / heads if not step.num_carried else 0
+    tflops = {name: flops(work, heads) * share / times[name] / 1e6 for name in ("Hopper", "may carry", "all")}
+    print(
+        f"kernel {heads:3} heads {work!s:20} 1 of {len(steps)} passes, {step.heads} heads, us: "
+        + "  ".join(f"{name} {us:7.1f}" for name, us in times.items())
+        + "  TFLOP/s "
+        + "  ".join(f"{name} {value:4.0f}" for name, value in tflops.items()),
+        flush=True,
+    )
+    return {"heads": heads, "work": asdict(work), "us": times, "tflops": tflops}
 
 
 def few() -> list[dict[str, Any]]:
     """Few tokens, both ways."""
-    rows = []
-    for heads in HEADS:
-        for work in FEW:
-            made = Layer(work, heads)
-            times = {
-                name: graph_us(lambda: made.run(plan), 3)  # noqa: B023
-                for name, plan in (("made", made.expanded), ("absorbed", made.absorbed))
-            }
-            per_key = work.query * (2 * work.context - work.query) / (2 * work.context)
-            print(
-                f"few {heads:3} heads {work!s:20} {per_key:5.0f} tokens a key: made {times['made']:7.1f} us, absorbed "
-                f"{times['absorbed']:7.1f} us",
-                flush=True,
-            )
-            rows.append({"heads": heads, "work": asdict(work), "per_key": per_key, "us": times})
-            del made
-    return rows
+    return [_few(heads, work) for heads in HEADS for work in FEW]
+
+
+def _few(heads: int, work: Work) -> dict[str, Any]:
+    made = Layer(work, heads)
+    times = {
+        name: graph_us(lambda plan=plan: made.run(plan), 3)
+        for name, plan in (("made", made.expanded), ("absorbed", made.absorbed))
+    }
+    per_key = work.query * (2 * work.context - work.query) / (2 * work.context)
+    print(
+        f"few {heads:3} heads {work!s:20} {per_key:5.0f} tokens a key: made {times['made']:7.1f} us, absorbed "
+        f"{times['absorbed']:7.1f} us",
+        flush=True,
+    )
+    return {"heads": heads, "work": asdict(work), "per_key": per_key, "us": times}
 
 
 def weights() -> list[dict[str, Any]]:
     """Absorbing queries and expanding results, with matrices of their own and with parts of one."""
+    return [_weights(heads, tokens) for heads in HEADS for tokens in (1, 4, 16, 64, 256)]
+
+
+def _weights(heads: int, tokens: int) -> dict[str, Any]:
+    both = [torch.randn(heads, 256, 512, dtype=torch.bfloat16, device=DEVICE) for _ in range(16)]
+    given = {
+        "apart": [(one[:, :128].contiguous(), one[:, 128:].transpose(1, 2).contiguous()) for one in both],
+        "parts": [(one[:, :128], one[:, 128:].transpose(1, 2)) for one in both],
+    }
+    query = torch.randn(tokens, heads, 192, dtype=torch.bfloat16, device=DEVICE)[..., 64:].transpose(0, 1)
+    found = torch.randn(tokens, heads, 512, dtype=torch.bfloat16, device=DEVICE).transpose(0, 1)
+    times = {}
+    for name, matrices in given.items():
+        times[f"absorb, {name}"] = graph_us(lambda m=matrices: [torch.bmm(query, key) for key, _ in m]) / 16
+        times[f"expand, {name}"] = graph_us(lambda m=matrices: [torch.bmm(found, value) for _, value in m]) / 16
+    said = "  ".join(f"{name} {us:6.2f}" for name, us in times.items())
+    print(f"weights {heads:3} heads {tokens:3} tokens, us: {said}", flush=True)
+    return {"heads": heads, "tokens": tokens, "us": times}
+
+
+def model() -> list[dict[str, Any]]:
+    """DeepSeek-V2-Lite with random weights: time of first tokens, both ways in one process, and whether both write the
+    same."""
+    from pagemill import LLM, SamplingParams
+
+    folder = str(Path(__file__).parent / "configs" / "deepseek-v2-lite")
+    llm = LLM(
+        folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=20_480, seed=0,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False, logprobs=1)
+    random = torch.Generator().manual_seed(0)
+
+    def prompts(count: int, length: int) -> list[list[int]]:
+        return torch.randint(10, 100_000, (count, length), generator=random).tolist()
+
+    def timed(given: list[list[int]]) -> tuple[float, list[Any]]:
+        begin = time.perf_counter()
+        done = llm.generate(given, params, use_tqdm=False)
+        return time.perf_counter() - begin, [each.outputs[0] for each in done]
+
     rows = []
-    for heads in HEADS:
-        both = [torch.randn(heads, 256, 512, dtype=torch.bfloat16, device=DEVICE) for _ in range(32)]
-        apart = [(one[:, :128].contiguous(), one[:, 128:].transpose(1, 2).contiguous()) for one in both]
-        parts = [(one[:, :128], one[:, 128:].transpose(1, 2)) for one in both]
-        for tokens in (1, 4, 16, 64, 256):
-            query = torch.randn(tokens, heads, 192, dtype=torch.bfloat16, device=DEVICE)[..., 64:].transpose(0, 1)
-            found = torch.randn(tokens, heads, 512, dtype=torch.bfloat16, device=DEVICE).transpose(0, 1)
-            times = {}
-            for name, given in (("apart", apart), ("parts", parts)):
-                times[f"absorb, {name}"] = graph_us(lambda: [torch.bmm(query, key) for key, _ in given]) / 32  # noqa: B023
-                times[f"expand, {name}"] = graph_us(lambda: [torch.bmm(found, value) for _, value in given]) / 32  # noqa: B023
-            said = "  ".join(f"{name} {us:6.2f}" for name, us in times.items())
-            print(f"weights {heads:3} heads {tokens:3} tokens, us: {said}", flush=True)
-            rows.append({"heads": heads, "tokens": tokens, "us": times})
+    for count, length in ((1, 512), (1, 2048), (1, 8192), (1, 16384), (64, 1024), (3, 777)):
+        given = prompts(count, length)
+        found: dict[str, tuple[float, list[Any]]] = {}
+        for name, limit in (("made", latent_prompts.TOKENS_PER_KEY), ("absorbed", 1 << 40)):
+            with patch.object(latent_prompts, "TOKENS_PER_KEY", limit):
+                timed(prompts(count, length))
+                tries = [timed(given) for _ in range(3)]
+            found[name] = min(tries, key=lambda each: each[0])
+        tokens = [[each.token_ids[0] for each in outputs] for _, outputs in found.values()]
+        values = [torch.tensor([each.cumulative_logprob for each in outputs]) for _, outputs in found.values()]
+        equal = sum(one == other for one, other in zip(*tokens, strict=True))
+        apart = float((values[0] - values[1]).abs().max())
+        times = {name: seconds * 1e3 for name, (seconds, _) in found.items()}
+        print(
+            f"model {count} x {length}: made {times['made']:.1f} ms, absorbed {times['absorbed']:.1f} ms; {equal} of "
+            f"{count} tokens equal, logprobs differ by {apart:.4f} at most",
+            flush=True,
+        )
+        rows.append({"count": count, "length": length, "ms": times, "equal": equal, "logprobs": apart})
     return rows
 
 
 PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
-    part.__name__: part for part in (check, layer, kernel, few, weights)
+    part.__name__: part for part in (check, layer, kernel, few, weights, model)
 }
 
 

@@ -164,12 +164,13 @@ def attend(
     turned = query.shape[2] - plain
     wide = query.element_size() > 2
     block_m = 64 if wide else TILE
-    sums, totals = (out, out) if carried is None else (carried.sums, carried.totals)
+    carries = carried is not None
+    carried = carried or Carried(out, out, 0)
     launch.on(attend_expanded, (len(records) * (TILE // block_m), heads))(
-        out, sums, totals, query, rows, expanded, records, scale * LOG2_E.value, heads, first_head, 0 if carried is None else carried.first_token,
-        query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
+        out, carried.sums, carried.totals, query, rows, expanded, records, scale * LOG2_E.value, heads, first_head,
+        carried.first_token, query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
         TURNED=turned, PLAIN=plain, VALUE=value, BLOCK_T=max(16, launch.power_of_two(turned)),
         BLOCK_P=max(16, launch.power_of_two(plain)), BLOCK_V=max(16, launch.power_of_two(value)), ROWS=TILE,
-        BLOCK_M=block_m, BLOCK_N=32 if wide else 64, CARRIES=carried is not None, PDL=launch.dependent(), num_stages=2,
+        BLOCK_M=block_m, BLOCK_N=32 if wide else 64, CARRIES=carries, PDL=launch.dependent(), num_stages=2,
         **launch.options(8),
     )  # fmt: skip

@@ -328,12 +328,13 @@ def attend(
     """As mla_prompts.attend."""
     heads = expanded.shape[1]
     num_items = len(records) * heads
+    carries = carried is not None
+    carried = carried or Carried(out, out, 0)
     wide = query.as_strided((len(query), query.shape[1] * query.shape[2]), (query.stride(0), 1))
     launch.on(attend_to_expanded, (min(num_processors(query.device), num_items),))(
         _map(rows, KEYS.value), _map(expanded.flatten(1), KEYS.value), _map(wide, 64), out,
-        out if carried is None else carried.sums, out if carried is None else carried.totals, records, num_items,
-        scale * LOG2_E.value, heads, first_head, 0 if carried is None else carried.first_token, out.stride(0),
-        CARRIES=carried is not None, PDL=launch.dependent(), **launch.options(4),
+        carried.sums, carried.totals, records, num_items, scale * LOG2_E.value, heads, first_head, carried.first_token,
+        out.stride(0), CARRIES=carries, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
 
 
