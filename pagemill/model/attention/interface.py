@@ -201,6 +201,8 @@ class MetadataBuilder(ABC):
 
     graph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
     """Batches for which planning and attention may be part of a captured graph."""
+    most_replayed: ClassVar[int | None] = None
+    """Tokens of a batch that does more than decode, up to which that is as fast; None: always."""
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device) -> None:
         self.spec = spec

@@ -46,6 +46,7 @@ def phased(prefill: type[AttentionBackend], decode: type[AttentionBackend]) -> t
     class Builder(_PhasedBuilder):
         parts = (prefill, decode)
         graph_support = _support(prefill.metadata_builder.graph_support, decode.metadata_builder.graph_support)
+        most_replayed = prefill.metadata_builder.most_replayed
 
     class Impl(_PhasedImpl):
         parts = (prefill, decode)

@@ -251,7 +251,7 @@ class FollowingGraphs(GuessGraphs, FollowSteps):
         tokens = SlotTokens(placed.slots, torch.ones_like(sampled), sampled, placed.positions + self.shift)
         moved = replace(tensors, tokens=tokens, seq_lens=tensors.seq_lens + self.shift)
         source = torch.arange(len(sampled), device=sampled.device)
-        found = self._compute(*self._plan(moved, bounds), source, asked.rows)
+        found = self._compute(*self._plan(moved, replace(bounds, lens=None)), source, asked.rows)
         if found is None:
             return
         self.hidden[: len(found)].copy_(found)

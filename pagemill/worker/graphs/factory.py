@@ -53,7 +53,7 @@ def make_graphs(
         limits = replace(limits, verify_lens=())
     sizes = compilation.cudagraph_capture_sizes
     return GraphRunner(
-        Dispatcher(mode, sizes, limits, small_step=SMALL_STEP if always else 0),
+        Dispatcher(mode, sizes, limits, small_step=small_step(layers) if always else 0),
         maker,
         num_warm_ups=compilation.cudagraph_num_of_warmups,
         lazy=compilation.cudagraph_lazy_capture,
@@ -69,6 +69,12 @@ def graph_supports(layers: Mapping[str, CacheLayer]) -> dict[str, AttentionCGSup
         layer.backend.name if isinstance(layer, Attention) else type(layer).__name__: _support(layer)
         for layer in layers.values()
     }
+
+
+def small_step(layers: Mapping[str, CacheLayer]) -> int:
+    """Tokens up to which steps that do more than decode are better replayed whole."""
+    builders = [layer.backend.metadata_builder for layer in layers.values() if isinstance(layer, Attention)]
+    return min([SMALL_STEP, *(most for builder in builders if (most := builder.most_replayed) is not None)])
 
 
 def uncut(layers: Mapping[str, CacheLayer]) -> list[str]:

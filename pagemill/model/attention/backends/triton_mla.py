@@ -47,6 +47,7 @@ class MlaBuilder(MetadataBuilder):
     """Finds each token's request, on the device."""
 
     graph_support = AttentionCGSupport.ALWAYS
+    most_replayed = 128
 
     def __init__(self, spec: AttentionLayerSpec, device: torch.device, workspace_bytes: int = WORKSPACE_BYTES) -> None:
         super().__init__(spec, device)

@@ -18,7 +18,7 @@ from pagemill.model.attention.phased import phased
 from pagemill.model.attention.state_layer import StateLayer
 from pagemill.worker.graphs.compile.compiled_model import CompiledModel
 from pagemill.worker.graphs.dispatcher import BatchLimits
-from pagemill.worker.graphs.factory import graph_supports, make_graphs, uncut
+from pagemill.worker.graphs.factory import graph_supports, make_graphs, small_step, uncut
 from pagemill.worker.graphs.graph_runner import GraphRunner, NoGraphs
 from pagemill.worker.graphs.pieces import PieceWrapper
 from tests.fakes.configs import graph_config
@@ -28,9 +28,10 @@ LIMITS = BatchLimits(8)
 ONE = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
 
-def layers(support=AttentionCGSupport.ALWAYS, states=0):
+def layers(support=AttentionCGSupport.ALWAYS, states=0, most=None):
     class Builder(TorchCpuBackend.metadata_builder):
         graph_support = support
+        most_replayed = most
 
     class Backend(TorchCpuBackend):
         name = "TEST_ATTN"
@@ -102,6 +103,14 @@ def test_support_may_depend_on_who_provides_a_backend(version, expected):
     for found in (layer, both):
         graphs = make_graphs(config("FULL"), {found.name: found}, LIMITS, FakeGraphMaker())
         assert graphs.dispatcher.mode is expected
+
+
+def test_a_backend_may_want_only_smaller_steps_whole():
+    assert small_step(layers(states=1)) == 512
+    assert small_step(layers(most=2)) == 2
+    graphs = make_graphs(config(), layers(most=2), LIMITS, FakeGraphMaker())
+    assert {key.num_tokens for key in graphs.mixed_keys} == {2}
+    assert graphs.choose(3, 2, False)[1].num_requests is None
 
 
 def test_nothing_left_of_a_mode_means_no_graphs():

@@ -105,6 +105,8 @@ from pagemill.model.kernels.triton import (  # noqa: E402  # noqa: E402
     gated_prompts,
     invariant,
     launch,
+    mla_prompts,
+    mla_prompts_hopper,
     moe,
     moe_choices,
     moe_packed,
@@ -326,6 +328,15 @@ def prompts() -> None:
     gated_prompts.gated_many(half(600, 512), half(512, 512), gelu=True)
 
 
+def latent_prompts() -> None:
+    rows, expanded, records = half(500, 576), half(500, 8, 256), ints(3, 8)
+    carried = mla_prompts.Carried(torch.empty(300, 8, 128), torch.empty(300, 8, 2), 0)
+    mla_prompts.gather(rows, half(50, 16, 576), ints(3, 40), ints(9, 4))
+    for either in (None, carried):
+        for kernel in (mla_prompts, mla_prompts_hopper):
+            kernel.attend(half(300, 16, 128), half(300, 16, 192), rows, expanded, records, 0.1, 0, either)
+
+
 PARTS = {
     part.__name__: part
     for part in (
@@ -343,6 +354,7 @@ PARTS = {
         attention,
         invariant_attention,
         prompts,
+        latent_prompts,
     )
 }
 for dependent in (False, True):
