@@ -277,7 +277,7 @@ def attend(
     sizes = sizes_of(weights, kv_cache)
     kernel = mla_prompts.attend
     if is_hopper(query.device):
-        from pagemill.model.kernels.triton import mla_prompts_hopper
+        from pagemill.model.kernels.triton import mla_prompts_hopper  # deferred: Gluon
 
         if mla_prompts_hopper.takes(query, (query.shape[2] - weights.sizes[0], *weights.sizes)):
             kernel = mla_prompts_hopper.attend

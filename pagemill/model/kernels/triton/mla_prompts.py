@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemill.model.kernels.gpu_facts import is_hopper
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.attention import begin_kernel
 
@@ -142,6 +143,13 @@ def gather(rows: Tensor, cache: Tensor, block_table: Tensor, pieces: Tensor) -> 
     )  # fmt: skip
 
 
+def _block(element: int, hopper: bool) -> tuple[int, int]:
+    """Tokens and keys that are computed together: fewer on GPUs whose shared memory may be as little as 99 KiB."""
+    if hopper:
+        return (TILE, 64) if element <= 2 else (64, 32)
+    return (64, 32) if element <= 2 else (32, 16)
+
+
 class Carried:
     """What tiles carry from some keys to others."""
 
@@ -162,8 +170,7 @@ def attend(
     value = out.shape[2]
     plain = both - value
     turned = query.shape[2] - plain
-    wide = query.element_size() > 2
-    block_m = 64 if wide else TILE
+    block_m, block_n = _block(query.element_size(), is_hopper(query.device))
     carries = carried is not None
     carried = carried or Carried(out, out, 0)
     launch.on(attend_expanded, (len(records) * (TILE // block_m), heads))(
@@ -171,6 +178,6 @@ def attend(
         carried.first_token, query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
         TURNED=turned, PLAIN=plain, VALUE=value, BLOCK_T=max(16, launch.power_of_two(turned)),
         BLOCK_P=max(16, launch.power_of_two(plain)), BLOCK_V=max(16, launch.power_of_two(value)), ROWS=TILE,
-        BLOCK_M=block_m, BLOCK_N=32 if wide else 64, CARRIES=carries, PDL=launch.dependent(), num_stages=2,
+        BLOCK_M=block_m, BLOCK_N=block_n, CARRIES=carries, PDL=launch.dependent(), num_stages=2,
         **launch.options(8),
     )  # fmt: skip
