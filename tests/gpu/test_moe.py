@@ -185,8 +185,9 @@ def test_latent_attention(dependent, heads, num_splits):
         close(result[row], weights @ entries[:, 64:])
 
 
-LIMITS = {("float32", None): (0.12, 0.002), ("bfloat16", None): (1.0, 0.02), ("bfloat16", "fp8"): (2.5, 0.25)}
-"""Largest and mean regret. Rounding chooses another expert now and then, whose output is another one altogether."""
+LIMITS = {("float32", None): (0.12, 0.002), ("bfloat16", None): (1.5, 0.02), ("bfloat16", "fp8"): (2.5, 0.25)}
+"""Largest and mean regret. Rounding chooses another expert now and then, whose output is another one altogether:
+transformers in bfloat16 has regrets of 0.6 with these prompts, and a mean of 0.004."""
 
 
 CASES = [

@@ -1,7 +1,8 @@
 """`begin`: what the first kernel of a process waits for and no kernel, no torch and little of Python is needed for.
 
-That is the hash of Triton's compiler, hundreds of megabytes, which is part of each kernel's name on disk, and the
-module in C by which Triton talks to the driver, which a first start has to compile.
+That is the hash of Triton's compiler, hundreds of megabytes, which is part of each kernel's name on disk. Not the module
+in C by which Triton talks to the driver: descriptors of tensors that one load of it has made are refused by launchers
+made before, so nobody but Triton may load it.
 """
 
 from contextlib import suppress
@@ -20,8 +21,6 @@ def begin() -> Thread:
 def _get_ready() -> None:
     with suppress(Exception):
         # Deferred: whoever begins goes on meanwhile. Triton may not be installed.
-        from triton.backends.nvidia.driver import CudaUtils
         from triton.runtime.cache import triton_key
 
         triton_key()
-        CudaUtils()
