@@ -24,6 +24,8 @@ SUBSCRIBER_BYTES_PER_S: Final = 1024
 BUFFER_BYTES: Final = 256 << 10
 """Of what is under way to one of them; who does not read holds up nobody but himself."""
 BACKLOG: Final = 128
+_TURNS_TO_ACCEPT: Final = 4
+"""Of the loop: in one a task begins to make a connection, in the next the connection begins, in the third we hear."""
 
 
 class SubscriberRelay:
@@ -62,6 +64,11 @@ class SubscriberRelay:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accepted, sock=self._listener, limit=MAX_BURST_BYTES // 4)
         await self._closing.wait()
+        # Whom asyncio has accepted has to become a connection before the server is closed, which forgets those that are
+        # not: nobody would close them. A task that is cancelled before it begins closes nothing either.
+        self._loop.remove_reader(self._listener)
+        for _ in range(_TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
         server.close()
         peers = set(self._peers)
         if peers:
@@ -69,8 +76,12 @@ class SubscriberRelay:
             for peer in late:
                 peer.cancel()
             await asyncio.gather(*peers, return_exceptions=True)
+        await asyncio.sleep(0)  # the last of them is closed
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing.is_set():
+            writer.transport.abort()
+            return
         if len(self._peers) >= MAX_SUBSCRIBERS:
             self._refuse(f"{len(self._peers)} are connected already", writer)
             return
@@ -80,10 +91,11 @@ class SubscriberRelay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on both ways, until one end is closed, or the peer says too much."""
-        to_inner = None
+        ends = [writer]
         try:
             with contextlib.suppress(OSError):
                 from_inner, to_inner = await asyncio.open_unix_connection(self.inner, limit=BUFFER_BYTES // 4)
+                ends.append(to_inner)
                 incoming = self._loop.create_task(self._pass_on_bounded(reader, to_inner, writer))
                 outgoing = self._loop.create_task(_pass_on(from_inner, writer))
                 try:
@@ -92,10 +104,13 @@ class SubscriberRelay:
                     for task in (incoming, outgoing):
                         task.cancel()
                     await asyncio.gather(incoming, outgoing, return_exceptions=True)
-        finally:
-            for end in (writer, to_inner):
-                if end is not None:
+                for end in ends:
                     end.close()
+                for end in ends:
+                    await end.wait_closed()  # what is still under way is passed on
+        finally:
+            for end in ends:
+                end.transport.abort()
 
     async def _pass_on_bounded(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: asyncio.StreamWriter

@@ -105,11 +105,16 @@ class Proxy:
         return f"tcp://{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def _close(self) -> None:
+        for listener in self._server.sockets:
+            self._loop.remove_reader(listener)
+        for _ in range(4):  # who has been accepted has a task that has begun: nothing else closes a connection
+            await asyncio.sleep(0)
         self._server.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1

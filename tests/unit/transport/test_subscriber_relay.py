@@ -1,8 +1,10 @@
 """What strangers say to a socket behind the relay is bounded, and what they are told comes through."""
 
 import contextlib
+import gc
 import socket
 import threading
+import warnings
 
 import pytest
 
@@ -103,6 +105,41 @@ def test_what_was_sent_before_the_end_is_passed_on_and_the_port_is_free(inner, r
     relay.close()
     with socket.create_server(("127.0.0.1", relay.port)):
         pass
+
+
+def fill(end):
+    """Send until nobody takes more in; how many bytes that was."""
+    count = 0
+    end.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        while True:
+            count += end.send(b"x" * 65536)
+    return count
+
+
+@pytest.mark.slow
+def test_it_leaves_no_connection_open_when_peers_do_not_read(inner, relay):
+    with connect(relay) as peer, accept(inner) as end, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fill(end)
+        relay.close()
+        gc.collect()
+        with contextlib.suppress(ConnectionResetError):
+            read(peer)
+    assert not [str(warning.message) for warning in caught]
+
+
+def test_who_comes_while_it_is_closed_is_hung_up_on(inner, relay):
+    """Accepted by the loop, perhaps, and not known as a peer yet."""
+    with contextlib.ExitStack() as opened, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        peers = [opened.enter_context(connect(relay)) for _ in range(20)]
+        relay.close()
+        gc.collect()
+        for peer in peers:
+            with contextlib.suppress(ConnectionResetError):
+                assert read(peer) == b""
+    assert not [str(warning.message) for warning in caught]
 
 
 def test_a_port_in_use_is_an_error(inner):
