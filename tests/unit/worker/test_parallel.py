@@ -127,7 +127,7 @@ FOUR = [("LlamaForCausalLM", 4, 1), ("Gemma3ForCausalLM", 2, 2), ("LlamaForCausa
 
 
 def slow_but_the_first(cases):
-    """Cases or architectures; those of the first architecture run in `make check`."""
+    """Cases or architectures; the tests of the first architecture share two processes."""
     return [case if FIRST in (case, case[0]) else slow(case) for case in cases]
 
 
@@ -191,6 +191,7 @@ def check_equal(recording, ranks, case):
         assert all(torch.equal(one, other) for one, other in zip(logits, last[0], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but_the_first(TWO), ids=lambda case: "{}-tp{}-pp{}".format(*case))
 def test_two_ranks_equal_one(recordings, two_ranks, case):
     check_equal(recordings[case[0]], two_ranks, case)
@@ -213,6 +214,7 @@ def test_four_ranks_equal_one(recordings, four_ranks, case):
     check_equal(recordings[case[0]], four_ranks, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_the_first([*(n for n in ARCHITECTURES if "Deepseek" not in n), "gguf"]))
 def test_a_tensor_parallel_rank_holds_half_of_the_weights_and_heads(recordings, two_ranks, name):
     whole = recordings[name].weight_bytes
@@ -225,6 +227,7 @@ def test_a_tensor_parallel_rank_holds_half_of_the_weights_and_heads(recordings, 
     assert sum(results[name, 2, 1].weight_bytes for results in two_ranks) >= whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_the_first(ARCHITECTURES))
 def test_a_stage_holds_its_layers(recordings, two_ranks, name):
     first, last = (results[name, 1, 2] for results in two_ranks)
@@ -277,6 +280,7 @@ def exchange(rank, save, port, results):
     save((results, seen))
 
 
+@pytest.mark.slow
 def test_group_operations_and_the_death_of_a_peer(two_processes):
     first, second = (dict(seen) for _, seen in two_processes)
     assert first.pop("received") == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

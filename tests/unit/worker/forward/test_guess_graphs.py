@@ -60,6 +60,7 @@ def test_it_guesses_what_it_does_on_the_host(monkeypatch, checkpoint, guesses, m
     assert {kind for kind, graph_mode in modes if graph_mode is wanted} == {"follow", "guess"} | behind
 
 
+@pytest.mark.slow
 def test_how_many_are_verified_may_follow_from_what_they_cost(monkeypatch, checkpoint, guesses, tmp_path):
     """Which is asked before guesses are known, too."""
     head = make_head(tmp_path / "head", "eagle3", draft_vocab_size=90)

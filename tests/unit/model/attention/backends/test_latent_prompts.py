@@ -35,6 +35,7 @@ def test_a_prompt_for_whose_sums_there_is_no_room_is_left_to_the_others():
     assert wanted(lens_of([(1100, 1100), (1000, 1000)]), 128, 1 << 20).tolist() == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "room"),
     [

@@ -66,6 +66,7 @@ def logits_of(num_rows: int, vocab_size: int, scale: float, seed: int = 0) -> to
     return random.to(DEVICE)[:, :vocab_size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("vocab_size", "scale"), [slow(7, 1.0), slow(128, 0.01), (1000, 5.0), slow(2500, 1.0)])
 def test_tokens_are_the_hosts(vocab_size: int, scale: float):
     tokens, expected = both(logits_of(len(ASKED), vocab_size, scale), ASKED, seed=vocab_size)
