@@ -71,7 +71,9 @@ def main() -> None:
     architecture, changes = FAMILIES[args.family]
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), architecture, **enlarged(changes, args.layers, args.hidden))
-        with LLM(str(path), dtype="bfloat16", max_model_len=1024, enable_prefix_caching=False) as llm:
+        with LLM(
+            str(path), dtype="bfloat16", max_model_len=1024, enable_prefix_caching=False, spec_method="none"
+        ) as llm:
             best_s(llm, 1, 8, 8, 1)
             for count in args.requests:
                 # Of both, what comes before the second token is the same.

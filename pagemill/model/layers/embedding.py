@@ -185,9 +185,6 @@ class OutputHead(Linear):
         if self.weight is not None and self.weight.gives_rows:
             embedding.weight = self.weight
 
-    def native(self) -> PackedLinear | None:
-        return None if self.has_bias else super().native()
-
     def forward(self, x: Tensor) -> Tensor:
         logits = self.weight.logits(x)  # type: ignore[union-attr]
         if self.bias is not None:

@@ -3,6 +3,7 @@
 Knows operations and what native code asks of a plan's buffers; nothing about models.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -82,7 +83,26 @@ def make_plan(network: Network, logits: Network | None, dtype: torch.dtype) -> L
     graph = Graph((op for op in network.operations if not isinstance(op, Keep)), network.result)
     for fuse in (fuse_gates, fuse_activations, fuse_attention, fuse_projected_attention, fuse_sums):
         graph = fuse(graph)
+    graph = _with_gates_apart(graph)
     return _Translation(graph, [kept[copy] for copy in network.layer_inputs.values]).plan(*_head(logits))
+
+
+def _with_gates_apart(graph: Graph) -> Graph:
+    """A gate that the linear layer before it does not include, such as one with a bias, is an operation of its own."""
+    operations: list[Operation] = []
+    for op in graph.operations:
+        if isinstance(op, Multiply) and op.gate is not None and not _includes_gate(graph, op):
+            gated = Value(op.inputs[0].network)
+            operations.append(AnyGate(op.inputs, (gated,), op.gate))
+            op = dataclasses.replace(op, inputs=(gated,), gate=None)
+        operations.append(op)
+    return Graph(operations, graph.result, graph.kept)
+
+
+def _includes_gate(graph: Graph, op: Multiply) -> bool:
+    before = graph.made_by(Multiply, op.inputs[0])
+    included = None if before is None else before.layer.native()
+    return included is not None and op.gate is not None and included.struct.gate == GATES[op.gate]
 
 
 def _head(logits: Network | None) -> tuple[PackedLinear | None, float | None, float | None]:
@@ -428,11 +448,6 @@ def _packed(op: Multiply, to: _Translation) -> PackedLinear:
     packed = op.layer.native()
     if packed is None:
         raise NotPlannable(f"{op.layer.name} has no native form")
-    if op.gate is not None:
-        before = to.graph.made_by(Multiply, op.inputs[0])
-        included = None if before is None else before.layer.native()
-        if included is None or included.struct.gate != GATES[op.gate]:
-            raise NotPlannable(f"{op.layer.name} comes after an activation that the layer before it does not include")
     return packed
 
 

@@ -92,6 +92,8 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
         slow("gemma4", {"vocab_size_per_layer_input": 200}),
         slow("gemma4-key-is-value", {}),
         ("gemma3n", {}),
+        ("phi", {}),
+        slow("granite-biases", {}),
         slow("gemma3n-alone", {}),
         slow("olmo2", {}),
         ("olmo3", {}),
@@ -99,7 +101,8 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
     """Granite's logits have a factor; tokens of Gemma 4 and 3n have vectors beside their embeddings, and layers read
-    the keys and values of others, or make both of one; OLMo 2 has norms over all heads."""
+    the keys and values of others, or make both of one; heads of Phi have a bias, and so have gates of some models of
+    Granite; OLMo 2 has norms over all heads."""
     architecture, changes = FAMILIES[family]
     changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
