@@ -140,6 +140,11 @@ a layer, where its start hides behind the kernel before. Nowhere else is it used
 
 # fmt: on
 
+SKINNY_ON_HOPPER: Final[frozenset[Shape]] = frozenset(
+    {(3072, 2048, False), (2048, 2048, False), (8192, 2048, True), (2048, 8192, False), (128256, 2048, False)}
+)
+"""Where 2 to 16 rows go to skinny.py on Hopper GPUs, too: a Llama-3.2-1B with 8 requests was not faster otherwise."""
+
 FUSED_NORM_MEASURED: Final[frozenset[Shape]] = frozenset()
 """Where one row's norm is faster inside the linear kernel that follows it than before it."""
 

@@ -1,8 +1,8 @@
 """`begin`: what the first kernel of a process waits for and no kernel, no torch and little of Python is needed for.
 
-That is the hash of Triton's compiler, hundreds of megabytes, which is part of each kernel's name on disk. Not the module
-in C by which Triton talks to the driver: descriptors of tensors that one load of it has made are refused by launchers
-made before, so nobody but Triton may load it.
+That is the hash of Triton's compiler, hundreds of megabytes, which is part of each kernel's name on disk. It is not the
+module in C by which Triton talks to the driver: descriptors of tensors that one load of it has made are refused by
+launchers made before, so nobody but Triton may load it.
 """
 
 from contextlib import suppress

@@ -32,7 +32,7 @@ def linear(
     if len(x) == 1 and _takes(x, weight):
         choice = choices.gemv_choice(_shape(weight, gate), x.dtype)
         return gemv(x, weight, choice, bias=bias, gate=gate, out_dtype=out_dtype)
-    if _comes_early(x, weight):
+    if _comes_early(x, weight, gate):
         processors = num_processors(x.device)
         tiles = early_tiles(len(x), _shape(weight, gate), processors)
         return early_rows(x, weight, tiles, bias, gate, out_dtype or x.dtype, processors)
@@ -101,15 +101,17 @@ def linear_norm_linear(
 
 def _few(x: Tensor, weight: Tensor, gate: str | None) -> choices.SkinnyChoice | None:
     """How skinny.py multiplies them; None where it does not."""
-    if not _takes(x, weight) or _comes_early(x, weight):
+    if not _takes(x, weight) or _comes_early(x, weight, gate):
         return None
     few = choices.skinny_choice(len(x), _shape(weight, gate), x.dtype)
     return few if few is not None and reads(x, weight) else None
 
 
-def _comes_early(x: Tensor, weight: Tensor) -> bool:
+def _comes_early(x: Tensor, weight: Tensor, gate: str | None) -> bool:
     """Whether one_sum_early.py multiplies them."""
-    return 1 < len(x) <= MOST_EARLY and _takes(x, weight) and is_hopper(x.device) and reads(x, weight)
+    if not 1 < len(x) <= MOST_EARLY or _shape(weight, gate) in choices.SKINNY_ON_HOPPER:
+        return False
+    return _takes(x, weight) and is_hopper(x.device) and reads(x, weight)
 
 
 def _takes(x: Tensor, weight: Tensor) -> bool:
