@@ -5,6 +5,7 @@ import gc
 import itertools
 import logging
 import os
+import signal
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -16,6 +17,11 @@ from pagemill.artifacts import aliases
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before any test imports a kernel: Triton reads it only then
+
+# What is ignored stays ignored in every process that a test starts, and a shell's background jobs ignore these.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 for _wait in ("connect", "read", "write", "pool"):  # 5 s by default, which a machine that does much else can take
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _wait, 120.0)
