@@ -48,7 +48,7 @@ class LatentWeights(Protocol):
 
     @property
     def num_heads(self) -> int:
-        """H."""
+        """Query heads, H in shapes."""
 
     def absorb(self, query: Tensor) -> Tensor:
         """[T, H, rotary + plain] -> [T, H, rotary + latent], for latent vectors in the place of keys."""

@@ -52,7 +52,7 @@ class LookUp(Protocol):
 
     @property
     def __call__(self) -> Callable[[Tensor], Tensor]:
-        """Of tokens."""
+        """What gives the rows of token ids."""
 
     def native(self) -> TokenTable | None:
         """The same as native code takes it; None when there is no such form."""

@@ -62,7 +62,7 @@ class PackedLayer:
     """The kernel for one place in a model."""
 
     def __init__(self, kernels: ModuleType, weights: LayerWeights) -> None:
-        """`kernels`: triton/packed_layer.py."""
+        """`kernels`: the module triton/packed_layer.py, whose kernel this launches."""
         self._kernels = kernels
         self._num_outputs = weights.qkv.num_outputs
         self._prepared = kernels.prepare(weights)

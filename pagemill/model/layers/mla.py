@@ -83,7 +83,7 @@ class AbsorbedLinear(nn.Module):
 
     @property
     def num_heads(self) -> int:
-        """Of this rank."""
+        """Query heads of this rank."""
         return len(self.key)
 
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:

@@ -39,7 +39,7 @@ _Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Of one layer."""
+    """Sizes of one layer that keeps latent vectors."""
 
     heads: int
     kept: int
