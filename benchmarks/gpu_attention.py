@@ -146,7 +146,8 @@ def time_us(case: Case, backend: type[AttentionBackend], builder: Any) -> tuple[
 
 
 def graph_us(call: Callable[[], object], replays: int = 9) -> float:
-    """Microseconds of a call in a captured graph, the median."""
+    """Microseconds of a call in a captured graph, the median. It runs once before, which compiles what it launches."""
+    call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

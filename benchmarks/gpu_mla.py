@@ -10,7 +10,6 @@ two products of decoding by how their matrix lies in memory; `model` is all of D
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_attention import graph_us
 from benchmarks.latent_case import LatentCase, LatentShape
 from pagemill.model.attention.backends import latent_prompts
 from pagemill.model.attention.backends.triton_mla import TritonMlaBackend
@@ -61,25 +61,6 @@ CHECKED: list[tuple[str, int, list[tuple[int, int]], int]] = [
 def shape_of(heads: int) -> LatentShape:
     """A layer's."""
     return LatentShape(heads, 64, 128, 128, 512)
-
-
-def graph_us(call: Callable[[], object], replays: int = 7) -> float:
-    """Microseconds of a call in a captured graph, the median."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
 
 
 def flops(work: Work, heads: int) -> int:

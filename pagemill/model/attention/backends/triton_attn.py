@@ -234,7 +234,8 @@ class _Role:
 
 def _merges_alone(partial: Partial, tiles: Tiles, num_requests: int) -> bool:
     """Whether there is one request, of which the program that ends last merges any number of parts."""
-    rows, size = power_of_two(partial.out.shape[2]), partial.out.shape[3]
+    rows = power_of_two(partial.out.shape[2])
+    size = partial.out.shape[3]
     return num_requests == 1 and size > 64 and MERGED_AT_ONCE * rows * size <= MERGE_REGISTERS * 32 * tiles.warps
 
 

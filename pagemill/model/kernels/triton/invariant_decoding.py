@@ -108,7 +108,7 @@ def _attend(
 
 @gluon.jit
 def _segment_keys(length, SHORTEST: gl.constexpr):
-    """As invariant_attention.segment_keys."""
+    """Keys of a segment of a token that sees `length` keys, as invariant_attention.segment_keys finds them."""
     size = gl.to_tensor(SHORTEST)
     for _ in gl.static_range(14):
         size = gl.where(size * MOST_SEGMENTS < length, size * 2, size)

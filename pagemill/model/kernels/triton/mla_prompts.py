@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagemill.model.kernels.gpu_facts import is_hopper
 from pagemill.model.kernels.triton import launch
-from pagemill.model.kernels.triton.attention import begin_kernel
+from pagemill.model.kernels.triton.attention import LOG2_E, begin_kernel
 
 RECORD = tl.constexpr(8)
 """Numbers that say what a tile is: its first token in the batch, how many it has, where the first one stands, counted
@@ -21,7 +21,6 @@ TILE = 128
 """Tokens."""
 PIECE = tl.constexpr(32)
 """Latent vectors that a program brings together."""
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit(do_not_specialize=["table_stride"])

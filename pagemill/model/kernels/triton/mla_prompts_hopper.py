@@ -325,7 +325,7 @@ def attend(
     out: Tensor, query: Tensor, rows: Tensor, expanded: Tensor, records: Tensor, scale: float, first_head: int,
     carried: Carried | None,
 ) -> None:  # fmt: skip
-    """As mla_prompts.attend."""
+    """Attention of prompts whose keys and values have been made, with the arguments of mla_prompts.attend."""
     heads = expanded.shape[1]
     num_items = len(records) * heads
     carries = carried is not None
