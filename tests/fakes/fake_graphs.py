@@ -1,12 +1,19 @@
 """Graphs on the CPU, as close to CUDA's as it gets: what is recorded has no effect until it is replayed, a replay
-reads and writes the addresses of the recording, and results hold garbage before it."""
+reads and writes the addresses of the recording, and results hold garbage before it. What the host would have to wait
+for cannot be recorded: a replay would not ask the host again."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+ASKS = "operation not permitted when stream is capturing"
+"""What CUDA says when the host asks for a value, or for the size of a result that depends on values."""
+READS = (Tensor.tolist, Tensor.numpy)
+"""They reach no operation that could be recorded."""
 
 
 class FakeGraphMaker:
@@ -28,6 +35,17 @@ class FakeGraphMaker:
         return sum(graph.num_replays for graph in self.graphs)
 
 
+class _NoReads(TorchFunctionMode):
+    """Refuses `READS`."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        if func in READS:
+            raise RuntimeError(ASKS)
+        return func(*args, **(kwargs or {}))
+
+
 class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations, undoes what they did, and does it again."""
 
@@ -37,12 +55,14 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_replays = 0
         self._fails = fails
+        self._reads = _NoReads()
         self._ops: list[tuple[Any, tuple[object, ...], dict[str, object], object]] = []
         self._undo: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
         assert FakeGraph.open is None, "recordings do not nest"
         FakeGraph.open = self
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
@@ -74,6 +94,7 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self) -> None:
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         FakeGraph.open = None
 
     def __torch_dispatch__(
@@ -86,6 +107,8 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._fails:
             raise torch.OutOfMemoryError("no room")
+        if _asks(func, args):
+            raise RuntimeError(ASKS)
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(value, Tensor):
                 self._undo.append((value, value.clone()))
@@ -95,6 +118,15 @@ class FakeGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self._ops.append((func, args, kwargs, result))
         return result
+
+
+def _asks(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the host waits for what an operation gives: for a value, or for its size."""
+    if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default):  # by numbers, or by what is true
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        return True
+    return func in (torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default)
 
 
 def _only_views(func: Any, args: tuple[object, ...], result: object) -> bool:

@@ -19,11 +19,13 @@ from pagemill.engine.scheduler.scheduler import no_grammar
 from pagemill.launch import build_config
 from pagemill.model.forward_context import BatchDescriptor
 from pagemill.model.kernels import ops
+from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.worker.forward.device import DeviceForward
 from pagemill.worker.sampling.processors.min_tokens import MinTokensProcessor
 from pagemill.worker.worker import Worker
 from tests.fakes import flashinfer_module
 from tests.fakes.capturable_attention import CascadingBackend
+from tests.fakes.capturable_experts import EveryTokenExperts
 from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.queued_platform import FixedMemory, QueuedPlatform
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
@@ -115,6 +117,20 @@ def test_tokens_are_those_of_a_runner_that_waits(checkpoint, expected, mode):
     client.run()
     assert client.tokens == expected
     assert (platform.maker.num_replays > 20) == (mode != "NONE")
+
+
+@pytest.mark.parametrize("mode", [slow("PIECEWISE"), "FULL_AND_PIECEWISE"])
+def test_experts_between_attention_layers_are_replayed_with_the_tokens_of_the_step(tmp_path, monkeypatch, mode):
+    path = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
+    with pytest.raises(RuntimeError, match="not permitted"):  # which tokens chose an expert, the host asks
+        engine(path, QueuedPlatform(), mode)
+    monkeypatch.setattr(SeparateExperts, "apply", EveryTokenExperts.apply)
+    waits, _ = engine(path, None, ahead=False)
+    client, _ = engine(path, QueuedPlatform(), mode)
+    for one in (waits, client):
+        one.add(*requests(5))
+        one.run()
+    assert client.tokens == waits.tokens
 
 
 @pytest.mark.slow
