@@ -97,18 +97,18 @@ class DeviceWeights(QuantMethod):
         return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, _are_floats, self._tell))
+        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, multiplies_eight_bits, self._tell))
 
     def _tell(self, weight: PackedWeight) -> None:
         self._note.warn(weight.description, str(self._dtype)[6:])
 
 
 def _multiplies_floats(weight: PackedWeight) -> bool:
-    return weight.scales.shape[1] == 1 and _are_floats(weight)
+    return weight.scales.shape[1] == 1 and multiplies_eight_bits(weight)
 
 
-def _are_floats(weight: PackedWeight) -> bool:
-    """Whether the weight is of 8-bit floats, and its device has them."""
+def multiplies_eight_bits(weight: PackedWeight) -> bool:
+    """Whether a weight on a GPU is of 8-bit floats, and the GPU has them."""
     if not weight.is_float or weight.zeros is not None:
         return False
     return torch.cuda.get_device_capability(weight.device) >= MIN_CAPABILITY

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pagemill.model.kernels import moe
 from pagemill.model.kernels.eight_bits import blocks_of_floats
 from pagemill.model.kernels.fp8 import FP8, LARGEST, SMALLEST_FACTOR
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.quantization.device import multiplies_eight_bits
+from pagemill.model.quantization.device_experts import DeviceExperts
 from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.fp8 import MIN_CAPABILITY
@@ -25,6 +28,7 @@ from pagemill.model.quantization.interface import (
     QuantRequest,
     Uniform,
 )
+from pagemill.model.quantization.once import Once
 from pagemill.model.quantization.unquantized import Unquantized
 
 BLOCK = 128
@@ -58,8 +62,21 @@ class Fp8BlockWeight(LinearWeight):
         return functional.linear(x, self._weight.dequantized(x.dtype), bias)
 
 
+class BlockExperts(DeviceExperts):
+    """The experts of a layer on a GPU: what arrives becomes blocks."""
+
+    def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
+        super().put_gate_up(expert, quantize(floats(weight, torch.bfloat16)))
+
+    def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
+        super().put_down(expert, quantize(floats(weight, torch.bfloat16)))
+
+
 class Fp8Blocks(QuantMethod):
     """Linear layers in blocks of 8-bit floats."""
+
+    def __init__(self) -> None:
+        self._note = Once("experts of %s are held as %s: this device has no kernel for them")
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         made = quantize(floats(weight, torch.bfloat16))
@@ -68,7 +85,17 @@ class Fp8Blocks(QuantMethod):
         return Fp8BlockWeight(made)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        return SeparateExperts(self, sizes, gate)
+        if device.type == "cpu":
+            return SeparateExperts(self, sizes, gate)
+
+        def tell(weight: PackedWeight) -> None:
+            self._note.warn(weight.description, str(dtype)[6:])
+
+        return BlockExperts(sizes, dtype, moe.form_of(gate), (_never_packed, multiplies_eight_bits, tell))
+
+
+def _never_packed(weight: PackedWeight) -> None:
+    """Blocks of 8-bit floats are no integers in groups."""
 
 
 def make(request: QuantRequest) -> Quantization:
