@@ -125,6 +125,8 @@ class DeviceFacts:
     """The type beside which weights of 8 and 4 bits are computed as they are; None: they are dequantized."""
     token_budget: int = 2048
     """Tokens of one step that keep the device busy."""
+    num_seqs: int = 128
+    """Requests that run at once, where nobody says how many."""
     prefill_tokens: int = 0
     """Prompt tokens of one step beyond which a thread computes no faster; 0: more always help."""
     runs_ahead: bool = False

@@ -223,7 +223,11 @@ class SchedulerSettings:
     """How much one step does, and for how many."""
 
     max_num_batched_tokens: int | None = setting(None, "token budget of one step (default: 2048, on a GPU 8192)", low=1)
-    max_num_seqs: int = setting(128, "most requests that run at once", low=1)
+    max_num_seqs: int | None = setting(
+        None,
+        "most requests that run at once (default: 128; on a GPU 256, and 1024 where it has 70 GiB of memory or more)",
+        low=1,
+    )
     enable_chunked_prefill: bool = setting(True, "split prompts that exceed the budget of a step")
     max_prefill_tokens: int | None = setting(
         None,
@@ -258,6 +262,7 @@ class SchedulerConfig(SchedulerSettings):
     """The scheduler as it runs: `SchedulerSettings` with every field decided."""
 
     max_num_batched_tokens: int = field()
+    max_num_seqs: int = field()
     max_prefill_tokens: int = field()
     async_scheduling: bool = field()
 

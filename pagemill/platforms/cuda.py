@@ -16,6 +16,10 @@ from pagemill.platforms.cuda_context import EarlyContext
 from pagemill.platforms.interface import Copier, DeviceMemory, GraphMaker, Platform, Transfers
 
 TOKEN_BUDGET = 8192
+NUM_SEQS = 256
+LARGE_NUM_SEQS = 1024
+"""Of a GPU with at least LARGE_BYTES, whose memory holds the KV cache of so many requests."""
+LARGE_BYTES = 70 << 30
 LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64/", "/usr/lib/x86_64-linux-gnu/", "/usr/lib/wsl/lib/", "")
 """Where the driver's library may be; at last, where the loader looks."""
 _NAME_BYTES = 96
@@ -53,6 +57,7 @@ class CudaPlatform(Platform):
             device.free_bytes,
             ("bfloat16", "float16", "float32") if device.capability >= (8, 0) else ("float16", "float32"),
             token_budget=TOKEN_BUDGET,
+            num_seqs=LARGE_NUM_SEQS if device.free_bytes + device.used_bytes >= LARGE_BYTES else NUM_SEQS,
             runs_ahead=True,
             captures=True,
             title=device.title,

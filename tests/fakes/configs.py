@@ -44,7 +44,7 @@ def cache_config(**settings: object) -> CacheConfig:
 
 
 def scheduler_config(**settings: object) -> SchedulerConfig:
-    defaults = {"max_num_batched_tokens": 2048, "max_prefill_tokens": 0, "async_scheduling": False}
+    defaults = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_prefill_tokens": 0, "async_scheduling": False}
     return _completed(SchedulerConfig, SchedulerSettings, defaults | settings)
 
 

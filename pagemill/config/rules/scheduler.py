@@ -26,22 +26,26 @@ def resolve_scheduler(
             "computes each in one step; leave it out"
         )
     chunks = asked.enable_chunked_prefill and not whole_prompts
+    num_seqs = asked.max_num_seqs
+    if num_seqs is None:
+        num_seqs = decisions.note("max_num_seqs", device.num_seqs, "default")
     return completed(
         SchedulerConfig,
         replace(asked, enable_chunked_prefill=chunks),
-        max_num_batched_tokens=_token_budget(asked, chunks, model.max_model_len, device, decisions),
+        max_num_batched_tokens=_token_budget(asked, num_seqs, chunks, model.max_model_len, device, decisions),
+        max_num_seqs=num_seqs,
         max_prefill_tokens=_prefill_tokens(asked.max_prefill_tokens, cpu.cpu_threads, device, decisions, whole_prompts),
         async_scheduling=_async_scheduling(asked.async_scheduling, parallel, device, decisions),
     )
 
 
 def _token_budget(
-    asked: SchedulerSettings, chunks: bool, length: int, device: DeviceFacts, decisions: Decisions
+    asked: SchedulerSettings, num_seqs: int, chunks: bool, length: int, device: DeviceFacts, decisions: Decisions
 ) -> int:
     budget = asked.max_num_batched_tokens
     if budget is None:
         whole = 0 if chunks else length
-        budget = max(device.token_budget, asked.max_num_seqs, whole)
+        budget = max(device.token_budget, num_seqs, whole)
         decisions.note("max_num_batched_tokens", budget, "default")
     if not chunks and budget < length:
         raise ConfigError(

@@ -34,6 +34,14 @@ def test_a_step_starts_prompts_by_the_threads_that_compute_them():
     assert settle()[0].scheduler.max_prefill_tokens == 0
 
 
+def test_how_many_requests_run_at_once_follows_the_device():
+    gpu = dataclasses.replace(FAST, kind="cuda", num_seqs=1024, captures=True)
+    assert settle()[0].scheduler.max_num_seqs == 128
+    assert settle(gpu)[0].scheduler.max_num_seqs == 1024
+    assert settle(gpu, max_num_seqs=8)[0].scheduler.max_num_seqs == 8
+    assert settle(gpu)[0].graphs.compilation_config.max_cudagraph_capture_size == 1024
+
+
 def test_what_is_asked_of_the_cache_of_an_encoder_is_said_to_have_no_effect():
     encoder = dataclasses.replace(FACTS, is_encoder=True)
     for asked, said in (("int8", {("kv_cache_dtype", "auto")}), ("auto", set())):
