@@ -42,6 +42,24 @@ def _multiply_bfloat16() -> None:
     builder.create_dot = widen_and_multiply
 
 
+def _find_the_largest_at_once() -> None:
+    """What a kernel combines by a function of its own is combined one by one: seconds for the largest of a row."""
+    import numpy as np  # deferred: only where it is used
+    from triton.runtime import interpreter
+
+    from pagemill.model.kernels.triton.limits import larger
+
+    combine = interpreter.ReduceOps.apply_impl
+
+    def apply(self: Any, values: Any) -> Any:
+        if self.combine_fn is not larger:
+            return combine(self, values)
+        found = np.maximum.reduce(values[0].handle.data, self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(found, values[0].dtype)
+
+    interpreter.ReduceOps.apply_impl = apply
+
+
 def _patch_the_language_once() -> None:
     """The interpreter replaces triton.language's functions at every launch and again at every call of a device
     function, which took a good part of the tests' time. Here nothing else uses the language: what is replaced stays."""
@@ -84,3 +102,4 @@ if DEVICE == "cpu":
     _share_shapes()
     _accept_numpy_arrays_as_bounds()
     _multiply_bfloat16()
+    _find_the_largest_at_once()

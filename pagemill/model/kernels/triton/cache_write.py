@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from pagemill.model.kernels.triton.attention import begin_kernel
+from pagemill.model.kernels.triton.limits import within
 
 
 @triton.jit
@@ -29,7 +30,7 @@ def write_cache(
     new_key = tl.load(key + token * key_stride + lanes, mask, other=0.0)
     new_value = tl.load(value + token * value_stride + lanes, mask, other=0.0)
     if SCALED:
-        new_key = tl.clamp(new_key.to(tl.float32) / tl.load(key_scale), -largest, largest)
-        new_value = tl.clamp(new_value.to(tl.float32) / tl.load(value_scale), -largest, largest)
+        new_key = within(new_key.to(tl.float32) / tl.load(key_scale), largest)
+        new_value = within(new_value.to(tl.float32) / tl.load(value_scale), largest)
     tl.store(keys + place, new_key.to(keys.dtype.element_ty), mask)
     tl.store(values + place, new_value.to(values.dtype.element_ty), mask)

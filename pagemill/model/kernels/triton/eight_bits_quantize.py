@@ -9,6 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.limits import larger, largest, within
 
 MAX_COLUMNS = 32768
 """Of a row that a program holds in its registers, where all inputs share a factor."""
@@ -23,8 +24,8 @@ def quantized_groups(values, GROUP: tl.constexpr, INTEGERS: tl.constexpr):
     group becomes 448, or of integers 127. GROUP divides C."""
     LIMIT: tl.constexpr = 127.0 if INTEGERS else 448.0
     together = tl.reshape(values, [values.shape[0], values.shape[1] // GROUP, GROUP])
-    factor = tl.maximum(tl.max(tl.abs(together), 2) / LIMIT, 1e-12)
-    scaled = tl.minimum(tl.maximum(together * (1.0 / factor)[:, :, None], -LIMIT), LIMIT)
+    factor = larger(largest(together, 2) / LIMIT, 1e-12)
+    scaled = within(together * (1.0 / factor)[:, :, None], LIMIT)
     if INTEGERS:
         # Numbers of that size have no places after the point: the nearest integer, the even one of two.
         scaled = (scaled + 12582912.0) - 12582912.0

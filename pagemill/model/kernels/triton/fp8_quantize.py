@@ -11,25 +11,27 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gated import activate
+from pagemill.model.kernels.triton.limits import larger, largest, within
 
 MAX_COLUMNS = 32768
 """Of a row that a program holds in its registers."""
 
 
 @triton.jit
-def _factors(largest):
-    return tl.maximum(largest / 448.0, 1e-12)
+def _factors(size):
+    """Of the largest magnitude; NaN of NaN."""
+    return larger(size / 448.0, 1e-12)
 
 
 @triton.jit
 def _scaled(values, factors):
-    return tl.minimum(tl.maximum(values * (1.0 / factors), -448.0), 448.0).to(tl.float8e4nv)
+    return within(values * (1.0 / factors), 448.0).to(tl.float8e4nv)
 
 
 @triton.jit
 def to_floats(values):
     """float32 [R, C] -> (8-bit floats, factors [R]): the largest of a row becomes 448."""
-    factors = _factors(tl.max(tl.abs(values), 1))
+    factors = _factors(largest(values, 1))
     return _scaled(values, factors[:, None]), factors
 
 
@@ -60,12 +62,12 @@ def _quantize(
     floats += row * K
     columns1 = tl.arange(0, FIRST)
     values1 = _values(rows, columns1, K, MASKED and SECOND == 0, GATED, GELU)
-    largest = tl.max(tl.abs(values1.to(tl.float32)), 0)
+    size = largest(values1.to(tl.float32), 0)
     if SECOND:
         columns2 = FIRST + tl.arange(0, SECOND)
         values2 = _values(rows, columns2, K, MASKED, GATED, GELU)
-        largest = tl.maximum(largest, tl.max(tl.abs(values2.to(tl.float32)), 0))
-    factor = _factors(largest)
+        size = larger(size, largest(values2.to(tl.float32), 0))
+    factor = _factors(size)
     floats1 = _scaled(values1.to(tl.float32), factor)
     tl.store(floats + columns1, floats1, columns1 < K if MASKED and SECOND == 0 else None)
     if SECOND:

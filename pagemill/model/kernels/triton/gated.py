@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.moe import ExpertForm
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.limits import within
 
 _BLOCK = 1024
 
@@ -27,8 +28,8 @@ def activate(gate, GELU: tl.constexpr):
 def gate_times(gate, up, GELU: tl.constexpr, CLAMPED: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
     """What an expert does with its gate and up (`kernels.moe.ExpertForm`), of float32."""
     if CLAMPED:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = within(up, LIMIT) + 1.0
         result = gate * tl.sigmoid(tl.maximum(gate * ALPHA, -80.0)) * up
     else:
         result = activate(gate, GELU) * up

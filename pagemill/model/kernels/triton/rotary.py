@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.kv_target import KVTarget
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.limits import within
 
 _FEW_TOKENS = 64
 """Up to here every KV head and its queries are a program of their own."""
@@ -102,7 +103,7 @@ def _to_cache(cache, tile, place, mask, scale, largest, SMALL: tl.constexpr):
         wide = tile.to(tl.float32)
         if scale is not None:
             wide = wide / tl.load(scale)
-        tile = tl.minimum(tl.maximum(wide, -largest), largest)
+        tile = within(wide, largest)
     tl.store(cache + place, tile.to(cache.dtype.element_ty), mask)
 
 

@@ -125,6 +125,19 @@ def test_rows_are_quantized_by_groups(dtype: torch.dtype, group: int, gate: str 
     assert same > (0.9 if DEVICE == "cpu" and dtype == FP8 else 0.999)
 
 
+@pytest.mark.parametrize("dtype", [FP8, torch.int8])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter: as a product, and as an integer
+def test_a_group_with_no_number_stays_one(dtype: torch.dtype, poison: float):
+    x = random(3, 400, dtype=torch.bfloat16)
+    x[1, 130] = poison
+    _, factors = quantize(x, 128, dtype)
+    assert not factors[1, 1].isfinite()
+    assert factors.isfinite().sum() == factors.numel() - 1
+    _, whole = quantize(x, 400, dtype)
+    assert whole.isfinite().flatten().tolist() == [True, False, True]
+
+
 @pytest.mark.cases(one_in=8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gate", [None, "silu"])

@@ -39,6 +39,18 @@ def test_quantize(size: int):
     assert (same | (powers if DEVICE == "cpu" else same)).all()
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("size", [100, 3000])
+def test_a_row_with_no_number_stays_one(size: int, poison: float):
+    rows = random(3, size)
+    rows[1, size // 2 :: 7] = poison
+    floats, factors = fp8.quantize(rows)
+    made = floats.float() * factors[:, None]
+    assert made[1].isnan().all() if poison != poison else made[1].isnan().any()
+    assert made[[0, 2]].isfinite().all()
+    assert torch.equal(factors[[0, 2]], fp8.quantize(rows[[0, 2]])[1])
+
+
 def same_bits(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert torch.equal(found[1], expected[1])
     assert torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8))
