@@ -23,6 +23,8 @@ from triton.runtime.cache import get_cache_manager
 from pagemill.errors import ConfigError
 from pagemill.log import get_logger
 from pagemill.model.kernels.triton import early, launch, modules
+from pagemill.model.kernels.triton.compilers import Compilers, order_of
+from pagemill.model.kernels.triton.kernel_order import KernelOrder
 from pagemill.model.kernels.triton.source_length import source_length
 from pagemill.utils.cpu_affinity import current_cpus
 from pagemill.utils.disk_errors import disk_problem
@@ -31,6 +33,9 @@ logger = get_logger(__name__)
 
 LONG = 9_000
 """Characters of a kernel's source from which on it takes a second or more to compile: these are begun first."""
+
+MOST_AT_ONCE = 16
+"""Kernels: more would end no sooner, as the longest take as long as a sixteenth of all."""
 
 
 @contextmanager
@@ -45,8 +50,12 @@ def compile_together(precompilation: Iterable[None], whole: bool = False) -> Ite
     modules.keep_apart()
     early.begin().join()
     use_device = partial(torch.cuda.set_device, torch.cuda.current_device()) if torch.cuda.is_available() else None
-    num_threads = len(current_cpus()) or os.cpu_count() or 1
-    with ThreadPoolExecutor(num_threads, "compile") as threads, Together(threads, use_device) as mode:
+    num_threads = min(len(current_cpus()) or os.cpu_count() or 1, MOST_AT_ONCE)
+    with (
+        Compilers() as compilers,
+        ThreadPoolExecutor(num_threads, "compile") as threads,
+        Together(threads, use_device, compilers) as mode,
+    ):
         mode.precompile(precompilation, whole)
         yield
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
@@ -58,16 +67,21 @@ class _Asked(NamedTuple):
     rank: int
     number: int
     compile_fn: Callable[[], Any]
+    order: KernelOrder | None
+    """For another process; None where the kernel is on disk, or is to be compiled by this one."""
     future: Future[Any]
 
 
 class Together(AsyncCompileMode):  # type: ignore[misc]
     """Each kernel is compiled once, and none before `begin`."""
 
-    def __init__(self, threads: ThreadPoolExecutor, use_device: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, threads: ThreadPoolExecutor, use_device: Callable[[], None] | None, compilers: Compilers
+    ) -> None:
         """`use_device`: makes the device that kernels are for a thread's own."""
         super().__init__(threads)
         self._use_device = use_device
+        self._compilers = compilers
         self.begin = Event()
         self.num_missing = 0
         """Kernels that are not on disk."""
@@ -91,19 +105,25 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         and leaving the mode waits for nothing."""
         kernel = self.future_kernels.get(key)
         if kernel is None:
-            self.num_missing += not _on_disk(key)
-            asked = _Asked(_rank(), next(self._numbers), compile_fn, Future())
+            missing = not _on_disk(key)
+            self.num_missing += missing
+            order = order_of(launch.compiled_now(), compile_fn, key) if missing else None
+            asked = _Asked(_rank(), next(self._numbers), compile_fn, order, Future())
             self._asked.put(asked)
-            self.executor.submit(self._compile_next)
+            self.executor.submit(self._compile_next, order is not None)
             kernel = _Awaited(finalize_fn, asked.future, self.begin)
             self.future_kernels[key] = kernel
         finalize_fn(kernel)
         return kernel
 
-    def _compile_next(self) -> None:
+    def _compile_next(self, elsewhere: bool) -> None:
+        if elsewhere:  # not only once the thread has something to compile, for a process takes a while to start
+            self._compilers.start()
         self.begin.wait()
         asked = self._asked.get_nowait()
         try:
+            if asked.order is not None:
+                self._compilers.compile(asked.order)
             if self._use_device is not None:
                 self._use_device()
             asked.future.set_result(_compiled(asked.compile_fn))
@@ -124,9 +144,17 @@ class _Awaited(FutureKernel):  # type: ignore[misc]
 
 
 def _compiled(compile_fn: Callable[[], Any]) -> Any:
-    try:
+    with _clear_disk_errors():
         kernel = compile_fn()
         _ = kernel.run  # the first look at it makes the launcher and loads both
+        return kernel
+
+
+@contextmanager
+def _clear_disk_errors() -> Iterator[None]:
+    """Raises ConfigError for errors of the body that come from the disk."""
+    try:
+        yield
     except Exception as error:
         problem = disk_problem(error)
         if problem is None:
@@ -135,7 +163,6 @@ def _compiled(compile_fn: Callable[[], Any]) -> Any:
             f"compiled kernels cannot be kept in {triton.knobs.cache.dir}: {problem}; make room there, or set "
             "TRITON_CACHE_DIR to another folder"
         ) from error
-    return kernel
 
 
 def _rank() -> int:
@@ -145,6 +172,8 @@ def _rank() -> int:
 
 
 def _on_disk(key: str) -> bool:
-    """Whether Triton's cache has the kernel; False of a cache that is no folder."""
-    folder = getattr(get_cache_manager(hashlib.sha256(key.encode()).hexdigest()), "cache_dir", None)
+    """Whether Triton's cache has the kernel; False of a cache that is no folder. Raises ConfigError for one that cannot
+    be written, which Triton wants to be possible."""
+    with _clear_disk_errors():
+        folder = getattr(get_cache_manager(hashlib.sha256(key.encode()).hexdigest()), "cache_dir", None)
     return folder is not None and any(Path(folder).glob("*.cubin"))

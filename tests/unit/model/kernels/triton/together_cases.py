@@ -3,22 +3,21 @@
 Run by test_together.py in a process without Triton's interpreter, which leaves Triton's language changed.
 """
 
-import dataclasses
 import errno
-import importlib
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels.triton import launch, together
 from pagemill.model.kernels.triton.source_length import source_length
 from pagemill.model.kernels.triton.together import compile_together
+from tests.fakes.triton_device import device
+
+__all__ = ["device"]
 
 
 def _double(out, x, num, BLOCK: tl.constexpr):
@@ -48,43 +47,6 @@ def _octuple(out, x, num, BLOCK: tl.constexpr):
 def _refuse(out, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK > 64)
     tl.store(out, 1)
-
-
-@dataclasses.dataclass
-class Device:
-    """What Triton asks of a driver."""
-
-    launches: list
-    loads: list
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def launcher_cls(self, source, metadata):
-        return lambda x, y, z, *rest: self.launches.append((metadata.name, (x, y, z)))
-
-    @property
-    def utils(self):
-        return SimpleNamespace(
-            get_device_properties=lambda device: {"max_shared_mem": 232448},
-            load_binary=lambda name, *rest: self.loads.append(name) or (1, 1, 0, 0, 1024),
-        )
-
-
-@pytest.fixture
-def device(monkeypatch, tmp_path):
-    """A device on which nothing was compiled yet."""
-    driver = importlib.import_module("triton.runtime.driver").driver
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    found = Device([], [])
-    monkeypatch.setattr(driver, "_active", found)
-    return found
 
 
 def half(count):
