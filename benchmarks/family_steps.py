@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/family_steps.py gemma3n [--layers 8] [--hidden 512] [--requests 1 8] [--rounds 3]
 
-Families are those of tests/fakes/tiny_families.py, here with 8 heads of 64, MLPs of four times the hidden size, and
-32,768 tokens. Run it with the PYTHONPATH of two checkouts to see what a change did. Printed is the fastest round of
-each.
+Families are those of tests/fakes/tiny_families.py, here with 8 heads of 64, MLPs of four times the hidden size or
+32 experts of half of it, four for a token, and 32,768 tokens. Run it with the PYTHONPATH of two checkouts to see what a
+change did. Printed is the fastest round of each.
 """
 
 import argparse
@@ -33,6 +33,14 @@ def enlarged(changes: dict[str, Any], layers: int, hidden: int) -> dict[str, Any
         "vocab_size": 32_768,
         "max_position_embeddings": 1024,
     }
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if changes.get(name):
+            sizes |= {name: 32, "num_experts_per_tok": 4}
+    if "num_experts_per_tok" in sizes:
+        # What experts have within is called by one of these, and else that of a dense MLP.
+        sizes |= {"moe_intermediate_size": hidden // 2, "shared_expert_intermediate_size": hidden}
+        if "moe_intermediate_size" not in changes:
+            sizes["intermediate_size"] = hidden // 2
     for name in ("laurel_rank", "hidden_size_per_layer_input"):
         if changes.get(name):
             sizes[name] = 64

@@ -82,7 +82,7 @@ SPECIFIC: dict[str, dict[str, Any]] = {
 ABSENT = object()
 """In place of a value of `COMMON` that a configuration is not to have."""
 LAYER_NORMS = ("GPTNeoXForCausalLM", "OPTForCausalLM")
-PLANNABLE = [name for name in SPECIFIC if "num_experts_per_tok" not in SPECIFIC[name]]
+PLANNABLE = [name for name in SPECIFIC if "kv_lora_rank" not in SPECIFIC[name]]
 """Those that the native kernels run as one plan."""
 
 

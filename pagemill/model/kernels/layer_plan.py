@@ -15,6 +15,7 @@ from torch import Tensor
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import Layer, Op, Run
 from pagemill.model.kernels.native import DTYPES, KV_DTYPES, loaded_library
+from pagemill.model.kernels.native_experts import NativeExperts, NativeRouting
 from pagemill.model.kernels.streams import StreamFunction
 
 NORM = 1
@@ -110,7 +111,9 @@ class PlanBuilder:
     _ops: list[Op] = field(default_factory=list)
     _buffers: dict[str, int] = field(default_factory=dict)
     _widths: list[int] = field(default_factory=list)
-    _kept: list[Tensor] = field(default_factory=list)
+    _floats: set[int] = field(default_factory=set)
+    """Buffers of float32."""
+    _kept: list[object] = field(default_factory=list)
     _groups: list[str] = field(default_factory=list)
     _of_step: list[int] = field(default_factory=list)
     """Operations whose keys and values are the step's."""
@@ -215,6 +218,23 @@ class PlanBuilder:
             self._kept += [] if step.weight is None else [step.weight]
         return target
 
+    def route(self, source: int, router: PackedLinear, routing: NativeRouting, out: str) -> int:
+        """The experts of each row and their weights, in one buffer. The source may be what the last norm gave."""
+        logits = self.buffer("router", router.out_features)
+        target = self.buffer(out, routing.width)
+        self._floats |= {logits, target}
+        self._linear(source, router, logits, torch.float32)
+        self._ops.append(routing.operation(logits, target))
+        self._kept.append(routing)
+        return target
+
+    def experts(self, source: int, routed: int, layer: NativeExperts, out: str) -> int:
+        """The weighted sum of the experts that `route` chose -> out. The source may be what the last norm gave."""
+        target = self.buffer(out, self._widths[source])
+        self._ops.append(layer.operation(source, routed, target))
+        self._kept.append(layer)
+        return target
+
     def look_up(self, table: Tensor, out: str) -> int:
         """The row of [positions, E] bfloat16 that each token's position has -> out."""
         target = self.buffer(out, table.shape[1])
@@ -269,7 +289,7 @@ class PlanBuilder:
             if limit is not None:
                 self._add(SOFT_CAP, logits, logits, factor=limit)
             self._add(CHOOSE, logits, NO_BUFFER)
-        places = PlanPlaces(source, result, logits, tuple(given), late)
+        places = PlanPlaces(source, result, logits, tuple(given), late, frozenset(self._floats))
         return LayerPlan(self._ops, num_layer_ops, self._widths, places, self._groups, self._kept, self._of_step)
 
     def _linear(self, source: int, packed: PackedLinear, target: int, dtype: torch.dtype) -> None:
@@ -311,6 +331,8 @@ class PlanPlaces:
     """Read beside the result."""
     given_late: bool = False
     """Whether rows of these are missing where rows of the result are."""
+    floats: frozenset[int] = frozenset()
+    """Of float32, beside the logits; all others are bfloat16."""
 
 
 class LayerPlan:
@@ -323,7 +345,7 @@ class LayerPlan:
         widths: list[int],
         places: PlanPlaces,
         groups: list[str],
-        kept: list[Tensor],
+        kept: list[object],
         of_step: Sequence[int] = (),
     ) -> None:
         """`of_step`: operations, by number, those of each attention layer together, whose keys and values are memory of
@@ -453,8 +475,13 @@ class LayerPlan:
         """Have buffers for so many tokens, and for the logits of so many rows."""
         if num_tokens > self._capacity:
             self._capacity = _capacity(num_tokens)
+            places = self.places
             self._buffers = [
-                torch.empty(0 if index == self.places.logits else self._capacity, width, dtype=torch.bfloat16)
+                torch.empty(
+                    0 if index == places.logits else self._capacity,
+                    width,
+                    dtype=torch.float32 if index in places.floats else torch.bfloat16,
+                )
                 for index, width in enumerate(self.widths)
             ]
             self.addresses[:] = [buffer.data_ptr() for buffer in self._buffers]

@@ -72,6 +72,27 @@ class Op(ctypes.Structure):
                 "num_streams",
             )
         ),
+        *((name, _POINTER) for name in ("routing", "experts")),
+    )
+
+
+class RoutingStruct(ctypes.Structure):
+    """How a router chooses, as `PmRouting` in kernels.h. Holds an address: the tensor must outlive it."""
+
+    _fields_ = (
+        *((name, _INT) for name in ("num_experts", "top_k", "sigmoid", "renormalize")),
+        *((name, _INT) for name in ("num_groups", "top_groups", "group_by_two")),
+        ("scale", _FLOAT),
+        ("correction", _POINTER),
+    )
+
+
+class ExpertsStruct(ctypes.Structure):
+    """The experts of a layer, as `PmExperts` in layer_plan.h. Holds addresses."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("gate_up", "down")),
+        *((name, _INT) for name in ("count", "first", "top_k", "inner")),
     )
 
 
@@ -174,6 +195,8 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmMasks": MasksStruct,
     "PmNgrams": NgramsStruct,
     "PmTrie": TrieStruct,
+    "PmRouting": RoutingStruct,
+    "PmExperts": ExpertsStruct,
 }
 """By their names in C++."""
 

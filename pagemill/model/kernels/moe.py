@@ -1,4 +1,5 @@
-"""What a mixture of experts computes: `route` and `experts`, by Triton on GPUs, else in plain torch.
+"""What a mixture of experts computes: `route` and `experts`, by Triton on GPUs, routers natively on CPUs, else in
+plain torch.
 
 Arguments are not checked. Letters in shapes: T tokens, K experts of a token, X experts of the model, N experts here,
 E hidden size, I inner size.
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.dispatch import triton_kernels
+from pagemill.model.kernels.native import library
+from pagemill.model.kernels.native_experts import NativeRouting
 from pagemill.model.kernels.reference import gated
 from pagemill.model.kernels.routing import Routing
 
@@ -53,6 +56,8 @@ def form_of(gate: str) -> ExpertForm:
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """[T, X] float32 -> (experts [T, K] int32, weights [T, K] float32). `bias` [X] is added to the scores for choosing,
     not for weighing."""
+    if logits.is_cpu and not torch.compiler.is_compiling() and library() is not None:
+        return NativeRouting.of(routing, logits.shape[1], bias).choose(logits)
     kernels = triton_kernels("moe") if logits.is_cuda else None
     if kernels is None:
         return reference_route(logits, routing, bias)

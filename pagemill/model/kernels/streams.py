@@ -36,6 +36,7 @@ class Stream(IntEnum):
     MEAN = 6
     BOUND = 7
     SPARSE_GATE = 8
+    WEIGH = 9
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,20 @@ class SparseGate(StreamFunction):
 
     def steps(self, *widths: int) -> Iterator[StreamStep]:
         yield StreamStep(Stream.SPARSE_GATE, (0,), factor=self.deviations)
+
+
+class WeighedRows(StreamFunction):
+    """[T, E], logits [T, 1] -> [T, E]: each row times the sigmoid of its logit."""
+
+    def in_torch(self, *tensors: Tensor) -> Tensor:
+        x, logits = tensors
+        return x * logits.sigmoid()
+
+    def shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(shapes[0])
+
+    def steps(self, *widths: int) -> Iterator[StreamStep]:
+        yield StreamStep(Stream.WEIGH, (0, 1))
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.distributed.split import split_heads
 from pagemill.model.kernels.routing import Routing
+from pagemill.model.kernels.streams import WeighedRows
 from pagemill.model.layers.activation import activation_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.head_norms import Heads
@@ -223,6 +224,9 @@ class MLP(nn.Module):
         return net.linear(net.activated(net.linear(x, self.up_proj), self.activation), self.down_proj)
 
 
+_WEIGHED = WeighedRows()
+
+
 class MixtureOfExperts(nn.Module):
     """Experts, and an MLP that all tokens share, where there is one."""
 
@@ -259,7 +263,7 @@ class MixtureOfExperts(nn.Module):
             return mixed
         shared = self.shared_experts.operations(net, x)
         if self.shared_expert_gate is not None:
-            shared = net.call(_weighted, shared, net.linear(x, self.shared_expert_gate), by_rows=True)
+            shared = net.call(_WEIGHED, shared, net.linear(x, self.shared_expert_gate), by_rows=True)
         return mixed + shared
 
 
@@ -268,10 +272,6 @@ def has_experts(config: Mapping[str, Any], num_experts: int, index: int) -> bool
     others do not."""
     step = config.get("decoder_sparse_step") or 1
     return num_experts > 0 and index not in (config.get("mlp_only_layers") or ()) and (index + 1) % step == 0
-
-
-def _weighted(x: Tensor, logits: Tensor) -> Tensor:
-    return x * logits.sigmoid()
 
 
 @dataclass(frozen=True)

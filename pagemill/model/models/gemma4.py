@@ -74,6 +74,9 @@ class ScaledRouter(Router):
         self.scales = torch.empty(0)
         """[X] float32."""
 
+    def native_routing(self) -> None:
+        """There is no such form."""
+
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token and their weights, as `Router.choose` gives them."""
         chosen, weights = super().choose(x)

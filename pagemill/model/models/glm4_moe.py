@@ -16,6 +16,7 @@ _TURNED = 0.5
 class Glm4MoeForCausalLM(DeepseekV3ForCausalLM):
     """use_qk_norm puts norms on query and key; attention_bias biases on query, key and value."""
 
+    plans_natively = True
     weights = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
 
     @staticmethod

@@ -11,6 +11,8 @@ class GraniteMoeForCausalLM(GraniteMoeHybridForCausalLM):
     """Every layer attends, with rotary embedding. shared_intermediate_size is that of the MLP; 0 or none: there is
     none."""
 
+    plans_natively = True
+
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         return {"default": rope_settings(config)}
 

@@ -11,7 +11,6 @@ from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, Mixture
 class MixtralForCausalLM(CausalLM):
     """A softmax router, whose weights add up to 1."""
 
-    plans_natively = False
     weights = DECODER_WEIGHTS.with_experts("w1", "w3", "w2", mlp="block_sparse_moe")
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

@@ -15,7 +15,6 @@ from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, Mixture
 class OlmoeForCausalLM(CausalLM):
     """A softmax router; experts in every layer."""
 
-    plans_natively = False
     only: ClassVar[Mapping[str, Any]] = {"clip_qkv": False}
     weights = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
 

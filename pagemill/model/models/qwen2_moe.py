@@ -17,7 +17,6 @@ _EXPERTS = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
 class Qwen2MoeForCausalLM(CausalLM):
     """A softmax router; experts in all layers or in some."""
 
-    plans_natively = False
     weights = dataclasses.replace(_EXPERTS, parents={**_EXPERTS.parents, "shared_experts": "shared_expert"})
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

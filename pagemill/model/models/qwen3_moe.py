@@ -18,7 +18,6 @@ from pagemill.model.models.qwen2 import layer_window
 class Qwen3MoeForCausalLM(CausalLM):
     """Norms of query and key; a softmax router, whose weights may be made to add up to 1."""
 
-    plans_natively = False
     weights = DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj")
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

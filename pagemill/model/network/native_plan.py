@@ -30,6 +30,7 @@ from pagemill.model.layers.head_norms import RMSNormOfAllHeads
 from pagemill.model.network.operations import (
     Add,
     AnyGate,
+    ApplyExperts,
     Call,
     Embed,
     EmbedPositions,
@@ -44,6 +45,7 @@ from pagemill.model.network.operations import (
     PerHead,
     Product,
     RotaryTable,
+    Route,
     Scale,
     ScaleLearnt,
     SoftCap,
@@ -449,6 +451,28 @@ def _packed(op: Multiply, to: _Translation) -> PackedLinear:
     if packed is None:
         raise NotPlannable(f"{op.layer.name} has no native form")
     return packed
+
+
+@_translate.register
+def _(op: Route, to: _Translation) -> None:
+    packed, routing = op.layer.native(), op.layer.native_routing()
+    if packed is None or routing is None:
+        raise NotPlannable(f"{op.layer.name} has no native form")
+    chosen, weights = op.outputs
+    name = to.name(chosen, "routed", routing.width)
+    to.buffers[chosen] = to.buffers[weights] = to.builder.route(to.buffers[op.inputs[0]], packed, routing, name)
+
+
+@_translate.register
+def _(op: ApplyExperts, to: _Translation) -> None:
+    x, chosen, weights = op.inputs
+    routed = to.buffers[chosen]
+    layer = op.layer.native(to.builder.width(routed) // 2)
+    if layer is None or routed != to.buffers[weights]:
+        raise NotPlannable(f"{op.layer.name} has no native form")
+    out = op.outputs[0]
+    source = to.buffers[x]
+    to.buffers[out] = to.builder.experts(source, routed, layer, to.name(out, "sum", to.builder.width(source)))
 
 
 @_translate.register

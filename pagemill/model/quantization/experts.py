@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import moe
+from pagemill.model.kernels.native_experts import NativeExperts
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
 
@@ -23,6 +24,7 @@ class SeparateExperts(ExpertWeights):
         self._gate = gate
         self.gate_up: dict[int, LinearWeight] = {}
         self.down: dict[int, LinearWeight] = {}
+        self._native: dict[tuple[int, int], NativeExperts | None] = {}
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         self.gate_up[expert] = self._method.prepare(weight, self._gate)
@@ -30,7 +32,27 @@ class SeparateExperts(ExpertWeights):
     def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         self.down[expert] = self._method.prepare(weight)
 
+    def native(self, first: int, top_k: int) -> NativeExperts | None:
+        form = first, top_k
+        if form not in self._native:
+            self._native[form] = self._made_native(*form)
+        return self._native[form]
+
+    def _made_native(self, first: int, top_k: int) -> NativeExperts | None:
+        if any(weight.gate is None for weight in self.gate_up.values()):
+            return None
+        gate_up, down = (
+            [weight for index in range(self._sizes.num_experts) if (weight := side[index].native(None)) is not None]
+            for side in (self.gate_up, self.down)
+        )
+        if min(len(gate_up), len(down)) < self._sizes.num_experts:
+            return None
+        return NativeExperts.of(gate_up, down, first, top_k)
+
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
+        native = None if torch.compiler.is_compiling() else self.native(first, chosen.shape[1])
+        if native is not None:
+            return native.apply(x, chosen, weights)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         num_here = self._sizes.num_experts
         top_k = chosen.shape[1]

@@ -13,6 +13,7 @@ from torch import Tensor
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.moe import ExpertForm
+from pagemill.model.kernels.native_experts import NativeExperts
 from pagemill.model.kernels.packed import Packed
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
@@ -89,6 +90,10 @@ class ExpertWeights(ABC):
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         """The weighted sum of each token's experts: [T, E] -> [T, E]. chosen [T, K] int32 are numbers of the model's
         experts, of which first .. first + num_experts are here; others add nothing. weights [T, K] float32."""
+
+    def native(self, first: int, top_k: int) -> NativeExperts | None:
+        """The form in which native code takes them, `top_k` for a token; None when there is none."""
+        return None
 
 
 class QuantMethod(ABC):

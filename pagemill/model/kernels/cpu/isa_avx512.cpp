@@ -1,6 +1,7 @@
 // The kernels for AVX-512 F, BW, DQ, VL; the build passes the flags of this instruction set.
 #if defined(__x86_64__)
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "pack_linear.h"
 #include "rows.h"
@@ -9,8 +10,8 @@
 #include "write_kv.h"
 
 const KernelTable kernels_avx512 = {
-    "avx512", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, rope, argmax, sample,
-    linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment,
-    merge_segments,
+    "avx512", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, weigh, rope,
+    argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend,
+    attend_segment, merge_segments,
 };
 #endif

@@ -1,5 +1,6 @@
 // The kernels for the baseline of the architecture; the build passes the flags of this instruction set.
 #include "attention.h"
+#include "experts.h"
 #include "linear.h"
 #include "pack_linear.h"
 #include "rows.h"
@@ -8,7 +9,7 @@
 #include "write_kv.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, rope, argmax, sample,
-    linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend, attend_segment,
-    merge_segments,
+    "portable", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, weigh, rope,
+    argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend,
+    attend_segment, merge_segments,
 };

@@ -154,6 +154,8 @@ enum PmStream : int64_t {
   // GELU, in its tanh form, of what the first half of x is above mean + factor * deviation of it, or of 0; times the
   // second half -> out.
   PM_STREAM_SPARSE_GATE = 8,
+  // x times the sigmoid of the one element of y -> out.
+  PM_STREAM_WEIGH = 9,
 };
 
 struct StreamArgs {
@@ -167,6 +169,31 @@ struct StreamArgs {
   int64_t column;
   int64_t count;  // streams
   float factor;
+};
+
+// How a router chooses experts, as `Routing` in routing.py; `RoutingStruct` in mirrors.py mirrors it.
+struct PmRouting {
+  int64_t num_experts, top_k;
+  int64_t sigmoid, renormalize;  // whether scores are sigmoids, not a softmax; whether the weights of a row add up to 1
+  int64_t num_groups, top_groups, group_by_two;
+  double scale;
+  const float* correction;  // [num_experts], added to scores for choosing, not for weighing; may be null
+};
+
+// Of each row of logits, the experts that are chosen, and behind them their weights.
+struct RouteArgs {
+  const PmRouting& routing;
+  const float* logits;  // [T, num_experts]
+  float* routed;        // [T, 2 * top_k]: int32, then float32
+};
+
+// The sum of what the experts of one row give, each times its weight.
+struct WeighArgs {
+  void* out;
+  const void* parts;         // rows of `cols`
+  const int32_t* positions;  // [count]: which of them; they are added in this order
+  const float* weights;      // [count]
+  int64_t count, cols;
 };
 
 // Requests whose rows lie one after the other in x: those of request r are [starts[r], starts[r + 1]).
@@ -350,6 +377,9 @@ struct KernelTable {
   void (*sum_rows)(const SumArgs&, int64_t begin, int64_t end);
   // Pieces [begin, end) of those of all rows, of which each is cut into `pieces`.
   void (*streams)(const StreamArgs&, int64_t begin, int64_t end, int64_t pieces);
+  void (*route)(const RouteArgs&, int64_t begin, int64_t end);
+  // Columns [begin, end).
+  void (*weigh)(const WeighArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);
   // Of a row with a mask, `begin` is a multiple of MASK_BITS.
   ArgmaxResult (*argmax)(const ArgmaxArgs&, int64_t row, int64_t begin, int64_t end);

@@ -8,6 +8,7 @@
 
 #include "attention_plan.h"
 #include "barrier.h"
+#include "experts_plan.h"
 #include "plan_rows.h"
 #include "waves.h"
 
@@ -87,7 +88,8 @@ class PlanRun : PlanRows {
     quantized_ = (char*)quantized_memory.reserve(quantized_bytes() + 1);
     counters_ = (Shares::Counter*)counter_memory.reserve(2 * threads_ * (int64_t)sizeof(Shares::Counter));
     found_ = (ArgmaxResult*)found_memory.reserve(run_.num_tokens * threads_ * (int64_t)sizeof(ArgmaxResult));
-    return own_ && queues_ && quantized_ && counters_ && found_ && prepare_attention() && prepare_waves(num_attend);
+    return own_ && queues_ && quantized_ && counters_ && found_ && experts_.prepare(ops_, num_ops_, run_, threads_) &&
+           prepare_attention() && prepare_waves(num_attend);
   }
 
   // Once, by one of the threads, when their number is known: it may be less than what was asked for.
@@ -129,6 +131,9 @@ class PlanRun : PlanRows {
         case PM_OP_STREAMS:
           streams(op, rank, own);
           break;
+        case PM_OP_EXPERTS:
+          experts(op, rank, own, linear);
+          break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
           break;
@@ -148,7 +153,17 @@ class PlanRun : PlanRows {
     while (i < num_ops_ && ops_[i].kind != PM_OP_LINEAR) ++i;
     if (i == num_ops_) return {nullptr, 0};
     const PmLinear& linear = ops_[i].linear;
-    const Share share = share_of(num_panels(linear), rank, team_);
+    return panels_of(linear, share_of(num_panels(linear), rank, team_));
+  }
+
+  // The same of the layers of all experts that have places.
+  Prefetch next_expert(const PmLinear* layers, const ExpertPlaces& places, int64_t rank) const {
+    const int64_t panels = num_panels(layers[0]), begin = share_of(*places.num_used * panels, rank, team_).begin;
+    if (begin == *places.num_used * panels) return {nullptr, 0};
+    return panels_of(layers[places.used[begin / panels]], {begin % panels, panels});
+  }
+
+  static Prefetch panels_of(const PmLinear& linear, Share share) {
     const int64_t bytes = (share.end - share.begin) * panel_bytes(linear);
     return {(const char*)linear.weight + share.begin * panel_bytes(linear), bytes < PREFETCH_BYTES ? bytes : PREFETCH_BYTES};
   }
@@ -163,9 +178,10 @@ class PlanRun : PlanRows {
     return most;
   }
 
-  // Whether rows are shared, if attention can be too.
+  // Whether rows are shared, if attention can be too. Experts are shared by their panels: each would else be read again for
+  // every few rows that chose it.
   bool splits_rows() const {
-    return threads_ > 1 && run_.num_tokens >= MIN_SPLIT_ROWS && run_.num_tokens >= MIN_ROWS_PER_THREAD * threads_;
+    return !experts_.any() && threads_ > 1 && run_.num_tokens >= MIN_SPLIT_ROWS && run_.num_tokens >= MIN_ROWS_PER_THREAD * threads_;
   }
 
   bool prepare_waves(int64_t num_attend) {
@@ -290,10 +306,6 @@ class PlanRun : PlanRows {
       args.x = own.memory;
       args.x_stride = own.stride;
     }
-    // The counters of the layer before are free again since the barrier after it.
-    Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
-    next[rank].gone.store(0, std::memory_order_relaxed);
-    const int64_t panels = num_panels(op.linear);
     if (run_.num_tokens < MIN_SHARED_ROWS) {
       quantize_own(args);
     } else if (selected->quantized_bytes(args)) {
@@ -302,8 +314,74 @@ class PlanRun : PlanRows {
       selected->quantize_rows(args, rows.begin, rows.end);
       barrier_.wait();
     }
-    const Shares shares(now, panels, team_, panels_at_a_time(panels / team_));
-    shares.run(rank, [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+    share_panels(num_panels(op.linear), rank, number,
+                 [&](int64_t begin, int64_t end) { selected->linear(args, begin, end); });
+  }
+
+  // body(begin, end) of panels of the `number`-th layer, or set of layers, that is shared so.
+  template <class F>
+  void share_panels(int64_t panels, int64_t rank, int64_t number, F body) {
+    // The counters of the layer before are free again since the barrier after it.
+    Shares::Counter *now = counters_ + number % 2 * team_, *next = counters_ + (number + 1) % 2 * team_;
+    next[rank].gone.store(0, std::memory_order_relaxed);
+    Shares(now, panels, team_, panels_at_a_time(panels / team_)).run(rank, body);
+  }
+
+  void experts(const PmOp& op, int64_t rank, const OwnNorm& own, int64_t& number) {
+    const PmExperts& experts = *op.experts;
+    const int64_t width = run_.widths[op.in];
+    const bool own_places = run_.num_tokens * experts.top_k <= MAX_OWN_CHOICES;
+    const element* x = (const element*)normed_or(op.in, own_rows_ ? &own : nullptr);
+    for (int64_t first = 0; first < run_.num_tokens; first += EXPERT_ROWS) {
+      const int64_t rows = std::min(run_.num_tokens - first, EXPERT_ROWS);
+      const float* routed = (const float*)run_.buffers[op.residual_in] + first * run_.widths[op.residual_in];
+      const ExpertPlaces places = experts_.places(experts, rows, own_places ? rank : 0);
+      if (first) barrier_.wait();  // places, and what experts gave, are written again
+      if (own_places || rank == 0) ExpertRows::sort(experts, routed, rows, places);
+      if (!own_places) barrier_.wait();
+      share_experts(experts.gate_up, places, rank, number++, [&](int64_t expert) {
+        return experts_.up_args(experts, places, expert, x + first * width, width);
+      });
+      barrier_.wait(next_expert(experts.down, places, rank));
+      share_experts(experts.down, places, rank, number++, [&](int64_t expert) {
+        return experts_.down_args(experts, places, expert, width);
+      });
+      barrier_.wait(next_weights(&op - ops_, rank));
+      sum_experts(op, places, {first, first + rows}, rank);
+    }
+  }
+
+  // The same layer of all experts that have places, their panels one after the other. Each has as many.
+  template <class F>
+  void share_experts(const PmLinear* layers, const ExpertPlaces& places, int64_t rank, int64_t number, F args_of) {
+    const int64_t panels = num_panels(layers[0]);
+    int64_t current = -1;
+    LinearArgs args = {};
+    share_panels(*places.num_used * panels, rank, number, [&](int64_t begin, int64_t end) {
+      for (int64_t next; begin < end; begin = next) {
+        const int64_t i = begin / panels;
+        next = std::min(end, (i + 1) * panels);
+        if (i != current) {
+          args = args_of(places.used[i]);
+          quantize_own(args);
+          current = i;
+        }
+        selected->linear(args, begin - i * panels, next - i * panels);
+      }
+    });
+  }
+
+  // Rows are cut where there are fewer than threads.
+  void sum_experts(const PmOp& op, const ExpertPlaces& places, Share rows, int64_t rank) const {
+    const int64_t width = run_.widths[op.out], count = rows.end - rows.begin, pieces = count < team_ ? team_ : 1;
+    const float* routed = (const float*)run_.buffers[op.residual_in] + rows.begin * run_.widths[op.residual_in];
+    const Share share = share_of(count * pieces, rank, team_);
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      const int64_t r = i / pieces, piece = i % pieces;
+      const Share columns = {width * piece / pieces / LINEAR_PANEL * LINEAR_PANEL,
+                             piece + 1 == pieces ? width : width * (piece + 1) / pieces / LINEAR_PANEL * LINEAR_PANEL};
+      experts_.weigh(*op.experts, places, routed, r, row(op.out, rows.begin + r), width, columns);
+    }
   }
 
   void attend(const PmOp& op, int64_t rank, int64_t number) {
@@ -371,6 +449,7 @@ class PlanRun : PlanRows {
   int64_t team_ = 1;
   Barrier barrier_;
   AttentionPlans plans_;
+  ExpertRows experts_;
   Queues* queues_ = nullptr;
   char* quantized_ = nullptr;
   Shares::Counter* counters_ = nullptr;

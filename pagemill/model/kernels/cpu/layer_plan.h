@@ -34,6 +34,21 @@ enum PmOpKind : int64_t {
   PM_OP_STREAMS = 13,
   // factor * tanh(in / factor) -> out, both of float32.
   PM_OP_SOFT_CAP = 14,
+  // float32 logits of a router in `in` -> experts and weights, see RouteArgs: float32 rows in `out`.
+  PM_OP_ROUTE = 15,
+  // The weighted sum of the experts that `residual_in` has for each row, of the rows of `in`, which may be what the last
+  // norm gave -> out.
+  PM_OP_EXPERTS = 16,
+};
+
+// The experts of a layer; `ExpertsStruct` in mirrors.py mirrors it.
+struct PmExperts {
+  const PmLinear* gate_up;  // [count], each with its gate: [T, width] -> [T, inner]
+  const PmLinear* down;     // [count]: [T, inner] -> [T, width]
+  int64_t count;
+  int64_t first;  // what a router calls the first one; those that are not here add nothing
+  int64_t top_k;
+  int64_t inner;
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -73,6 +88,8 @@ struct PmOp {
   int64_t third_in;     // of STREAMS
   int64_t stream;       // a PmStream
   int64_t num_streams;  // of STREAMS: how many a row has
+  const PmRouting* routing;  // of ROUTE
+  const PmExperts* experts;  // of EXPERTS
 };
 
 // How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows
@@ -105,5 +122,6 @@ struct PmRun {
   const int64_t* types;   // [T]; null: all are 0
 };
 
-// Run all operations, on `threads` threads that are started once. Everything but logits is bfloat16. 0: done, 1: out of memory.
+// Run all operations, on `threads` threads that are started once. Everything but logits, and what is made of a router's,
+// is bfloat16. 0: done, 1: out of memory.
 PM_EXPORT int pm_run_plan(const PmOp* ops, int64_t num_ops, const PmRun* run, int64_t threads);

@@ -62,7 +62,7 @@ class PlanRows {
     selected->quantize_rows(args, 0, args.num_rows);
   }
 
-  // Of any operation but ATTEND and CHOOSE.
+  // Of any operation but ATTEND, CHOOSE and EXPERTS.
   void run_rows(const PmOp& op, Share rows) const {
     switch (op.kind) {
       case PM_OP_NORM:
@@ -101,6 +101,10 @@ class PlanRows {
         break;
       case PM_OP_STREAMS:
         streams(op, rows, 1);
+        break;
+      case PM_OP_ROUTE:
+        selected->route({*op.routing, (const float*)run_.buffers[op.in], (float*)run_.buffers[op.out]}, rows.begin,
+                        rows.end);
         break;
     }
   }
@@ -143,6 +147,11 @@ class PlanRows {
     const NormArgs args = {buffer(op.out), buffer(op.in), nullptr, nullptr, op.weight, op.columns, 1, op.columns,
                            PM_BFLOAT16, op.weight_dtype, (float)op.eps, 0, nullptr};
     selected->norm(args, parts.begin, parts.end);
+  }
+
+  // A buffer, or where this thread has what it stands for.
+  const void* normed_or(int64_t index, const OwnNorm* own) const {
+    return own && own->buffer == index ? (const void*)own->memory : buffer(index);
   }
 
   const PmRun& run_;
@@ -221,11 +230,6 @@ class PlanRows {
     const int64_t width = run_.widths[op.out], in_width = run_.widths[op.in];
     const ActivationArgs args = {buffer(op.out), buffer(op.in), width, in_width, PM_BFLOAT16, op.gate};
     selected->activation(args, rows.begin, rows.end);
-  }
-
-  // A buffer, or where this thread has what it stands for.
-  const void* normed_or(int64_t index, const OwnNorm* own) const {
-    return own && own->buffer == index ? (const void*)own->memory : buffer(index);
   }
 };
 

@@ -94,6 +94,11 @@ void gate_sparsely(const StreamArgs& args, const bf16* x, bf16* out, Columns col
   });
 }
 
+void weigh_row(const bf16* x, const bf16* y, bf16* out, Columns cols) {
+  const vf factor = rounded_to<bf16>(1.0f / (1.0f + exp_of(-splat(element(y)))));
+  cols.each([&](int64_t d, int64_t n) { store(out + d, load(x + d, n) * factor, n); });
+}
+
 // The columns of piece `piece` of `pieces` of what a kernel goes through in a row.
 Columns piece_of(const StreamArgs& args, int64_t piece, int64_t pieces) {
   const bool from_one = args.kind == PM_STREAM_PLACE, of_many = args.kind == PM_STREAM_MIX ||
@@ -136,6 +141,9 @@ void streams(const StreamArgs& args, int64_t begin, int64_t end, int64_t pieces)
         break;
       case PM_STREAM_SPARSE_GATE:
         gate_sparsely(args, x, out, cols);
+        break;
+      case PM_STREAM_WEIGH:
+        weigh_row(x, y, out, cols);
         break;
     }
   }

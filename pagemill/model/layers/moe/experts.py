@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.model.distributed.split import even_split, padded_split
+from pagemill.model.kernels.native_experts import NativeExperts
 from pagemill.model.layers.activation import gate_of
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.weight_reader import WeightReader
@@ -82,6 +83,10 @@ class Experts(nn.Module):
         if self.weights is None:
             return torch.zeros_like(x)  # more ranks than experts: this one has none
         return self.weights.apply(x, chosen, weights, self.held.start)
+
+    def native(self, top_k: int) -> NativeExperts | None:
+        """The form in which native code takes the layer, `top_k` experts for a token; None when there is none."""
+        return None if self.weights is None else self.weights.native(self.held.start, top_k)
 
     def sum_up(self, share: Tensor) -> Tensor:
         """The sum of what the ranks of `sums_over` have computed."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels.moe import route
+from pagemill.model.kernels.native_experts import NativeRouting
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
@@ -60,6 +61,10 @@ class Router(Linear):
             self.correction = tensor.to(torch.float32)
         else:
             super().load(kind, shard, tensor)
+
+    def native_routing(self) -> NativeRouting | None:
+        """How native code chooses, by the logits that `native` gives; None where it cannot."""
+        return NativeRouting.of(self.routing, self.shards[0], self.correction)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(experts, weights) of [T, E]. Logits are float32, whatever x is: near ties are common."""

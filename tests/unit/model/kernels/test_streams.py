@@ -14,6 +14,7 @@ from pagemill.model.kernels.streams import (
     SideBySide,
     SparseGate,
     StreamFunction,
+    WeighedRows,
 )
 from tests.unit.model.kernels.cpu.test_rows import assert_near, noise
 
@@ -82,6 +83,11 @@ def test_predictions_and_corrections(isa: str, count: int, size: tuple[int, int]
 def test_bounds(isa: str, size: tuple[int, int]) -> None:
     check(Bounded(3.0), rows(*size))
     check(Bounded(0.25), rows(*size))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_weighed_rows(isa: str, size: tuple[int, int]) -> None:
+    check(WeighedRows(), rows(*size), rows(size[0], 1, seed=1))
 
 
 @pytest.mark.parametrize("deviations", [-0.7, 0.0, 1.6])

@@ -97,12 +97,14 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
         slow("gemma3n-alone", {}),
         slow("olmo2", {}),
         ("olmo3", {}),
+        ("qwen2-moe", {}),
+        slow("glm4-moe", {}),
     ],
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
     """Granite's logits have a factor; tokens of Gemma 4 and 3n have vectors beside their embeddings, and layers read
     the keys and values of others, or make both of one; heads of Phi have a bias, and so have gates of some models of
-    Granite; OLMo 2 has norms over all heads."""
+    Granite; OLMo 2 has norms over all heads, Qwen2-MoE an MLP beside experts."""
     architecture, changes = FAMILIES[family]
     changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
@@ -180,7 +182,7 @@ def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path
 
 @pytest.mark.slow
 def test_why_a_step_is_not_one_call_is_logged_once(tmp_path, caplog):
-    checkpoint = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM")
+    checkpoint = make_checkpoint(tmp_path, "DeepseekV2ForCausalLM")
     with caplog.at_level("INFO", "pagemill"):
         assert tokens_of(checkpoint, requests())[1] == 0
     said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
