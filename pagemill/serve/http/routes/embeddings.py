@@ -30,11 +30,10 @@ _encode = msgspec.json.encode
 async def create_embedding(request: Request) -> Response:
     """Make vectors of texts. Every prompt is checked before any runs.
 
-    Raises RequestError, EngineOverloadedError, EngineDeadError.
+    Raises RequestError, NotHereError for a model that makes something else of texts, EngineOverloadedError,
+    EngineDeadError.
     """
-    inputs = services(request).engine.preparation.inputs
-    if inputs.pools and not inputs.pooling.task.embeds:
-        raise NotHereError("this model tells classes apart and makes no vectors: use /classify or /pooling")
+    here_for_vectors(request)
     return await _answer(request, EMBEDDINGS, "embd", Names("embedding", "embedding"))
 
 
@@ -47,6 +46,15 @@ async def create_pooling(request: Request) -> Response:
     if not services(request).engine.preparation.inputs.pools:
         raise NotHereError("this model generates text and makes no vectors: start with --runner pooling")
     return await _answer(request, POOLING, "pool", Names("pooling", "data"))
+
+
+def here_for_vectors(request: Request) -> Services:
+    """Raises NotHereError for a model that makes something else of a text than one vector."""
+    here = services(request)
+    inputs = here.engine.preparation.inputs
+    if inputs.pools and not inputs.pooling.one_vector:
+        raise NotHereError("this model makes no vectors of texts: use /classify or /pooling")
+    return here
 
 
 class Names(NamedTuple):

@@ -13,17 +13,17 @@ from pydantic import BaseModel
 from pagemill.messages.outputs import CompletionOutput, RequestOutput
 from pagemill.serve.http.connection import LargeJson, respond_unless_gone
 from pagemill.serve.http.described import describes
-from pagemill.serve.http.errors import OLLAMA, ApiError, NotHereError
+from pagemill.serve.http.errors import OLLAMA, ApiError
 from pagemill.serve.http.generation import Generation, answer
 from pagemill.serve.http.message_choice import MakeParser, MessageChoice
 from pagemill.serve.http.preparer import OLLAMA_CHAT, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, OLLAMA_GENERATE, AnswerForm
 from pagemill.serve.http.responses import ResponseHead, Usage, now
 from pagemill.serve.http.routes.anthropic import arguments_of
-from pagemill.serve.http.routes.embeddings import vectors_of
+from pagemill.serve.http.routes.embeddings import here_for_vectors, vectors_of
 from pagemill.serve.http.schemas.answers import OllamaAnswer, OllamaVector, OllamaVectors
 from pagemill.serve.http.schemas.ollama import OllamaChatBody, OllamaEmbedBody, OllamaEmbeddingsBody, OllamaGenerateBody
 from pagemill.serve.http.site_guard import ANY_CONTENT_TYPE
-from pagemill.serve.http.state import Services, services
+from pagemill.serve.http.state import services
 from pagemill.serve.parsers.interface import Delta
 from pagemill.serve.processing.input_processor import PreparedRequest
 from pagemill.utils.pacer import in_slices
@@ -176,7 +176,7 @@ async def embed(request: Request) -> Response:
     Raises RequestError, NotHereError for a model that makes something else of texts, EngineOverloadedError,
     EngineDeadError.
     """
-    form, prepared, _ = await _here_for_vectors(request).intake.prepare(OLLAMA_EMBED, request)
+    form, prepared, _ = await here_for_vectors(request).intake.prepare(OLLAMA_EMBED, request)
     return await respond_unless_gone(request, _embedded(request, request.scope["request_id"], prepared, form))
 
 
@@ -191,16 +191,8 @@ async def embeddings(request: Request) -> Response:
     Raises RequestError, NotHereError for a model that makes something else of texts, EngineOverloadedError,
     EngineDeadError.
     """
-    form, prepared, _ = await _here_for_vectors(request).intake.prepare(OLLAMA_EMBEDDINGS, request)
+    form, prepared, _ = await here_for_vectors(request).intake.prepare(OLLAMA_EMBEDDINGS, request)
     return await respond_unless_gone(request, _one_embedded(request, request.scope["request_id"], prepared, form))
-
-
-def _here_for_vectors(request: Request) -> Services:
-    here = services(request)
-    inputs = here.engine.preparation.inputs
-    if inputs.pools and not inputs.pooling.one_vector:
-        raise NotHereError("this model makes no vectors of texts: use /classify or /pooling")
-    return here
 
 
 async def _one_embedded(request: Request, name: str, requests: list[PreparedRequest], form: AnswerForm) -> Response:

@@ -11,6 +11,7 @@ import pytest
 
 from pagemill.config.pooler_config import PoolerConfig
 from pagemill.messages.engine_io import EngineCoreOutputs
+from pagemill.messages.pooling_params import PoolingTask
 from pagemill.serve.processing.conversation import parse_conversation
 from tests.fakes.engine import make_app, make_engine
 from tests.fakes.fake_core import FakeCore, vector_of
@@ -83,6 +84,17 @@ async def test_the_same_under_the_names_of_pooling(client: httpx.AsyncClient) ->
 async def test_a_model_that_generates_text_has_no_pooling(connect: Connect) -> None:
     answer = await (await connect()).post("/pooling", json={"input": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_supported")
+
+
+@pytest.mark.parametrize("changes", [{"pooling_type": "ALL"}, {"task": PoolingTask.CLASSIFY, "num_outputs": 3}])
+async def test_a_model_that_makes_something_else_of_texts_makes_no_vectors(changes: dict[str, Any]) -> None:
+    """A list for each token is no vector, and no client of this route expects one; /pooling has them."""
+    engine = make_engine(pooler=PoolerConfig(**({"pooling_type": "LAST", "normalize": False} | changes)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
+        answer = await client.post(PATH, json={"model": "fake", "input": "a"})
+        assert (answer.status_code, "/pooling" in answer.json()["error"]["message"]) == (404, True)
+        assert (await client.post("/pooling", json={"model": "fake", "input": "a"})).status_code == 200
+    await engine.shutdown()
 
 
 async def test_base64_holds_the_same_numbers(client: httpx.AsyncClient) -> None:
