@@ -237,6 +237,7 @@ struct upload* pm_pool_add(struct pool* pool, const struct source* source, uint6
     *status = upload ? failed(device->make_event(&upload->begins, NO_TIMING)) : ENOMEM;
     if (!*status) *status = failed(device->record(upload->begins, device->main_stream));
     if (*status) {
+        if (upload && upload->begins) device->end_event(upload->begins);
         free(upload);
         return NULL;
     }

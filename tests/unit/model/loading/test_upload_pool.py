@@ -106,11 +106,12 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on(pool, copier, tmp_pat
     assert copier.is_over, copier.errors
 
 
-def test_a_device_that_has_failed(copier):
+@pytest.mark.parametrize("failing", ["make_event", "record"])
+def test_a_device_that_has_failed(copier, failing):
     library = pool_library()
     assert library is not None
     pool = UploadPool(library, copier, 2, 4096, 2)
-    copier.fails = {"make_event"}
+    copier.fails = {failing}
     with pytest.raises(PagemillError, match="weights cannot be sent to the device: the fake says 700"):
         pool.add(Source(IN_MEMORY, 0, 0, 1, 1), 0)
     pool.close([])
