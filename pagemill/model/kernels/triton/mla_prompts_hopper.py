@@ -142,6 +142,21 @@ def _last_turn(acc, weights, turn, values, full, empty, query_empty):
 
 
 @gluon.jit
+def _sums_at(carried_sums, token, heads, head, WHICH: gl.constexpr, scores_in: gl.constexpr):
+    """(rows of a tile, where a row's maximum is carried; its sum of powers follows)."""
+    rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
+    return rows, carried_sums + ((token + rows) * heads + head) * 2
+
+
+@gluon.jit
+def _values_at(carried, token, heads, head, WHICH: gl.constexpr, sums_in: gl.constexpr):
+    """(rows of a tile, where their sums of values are carried)."""
+    rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, sums_in))
+    dims = gl.arange(0, VALUE, gl.SliceLayout(0, sums_in))
+    return rows, carried + ((token + rows) * heads + head).to(gl.int64)[:, None] * VALUE + dims[None, :]
+
+
+@gluon.jit
 def _carried(
     carried, carried_sums, begun, token, count, heads, head, CARRIES: gl.constexpr, WHICH: gl.constexpr,
     scores_in: gl.constexpr, sums_in: gl.constexpr,
@@ -151,15 +166,12 @@ def _carried(
     top = total - float("inf")
     acc = gl.zeros([64, VALUE], gl.float32, sums_in)
     if CARRIES:
-        rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
-        places = carried_sums + ((token + rows) * heads + head) * 2
+        rows, places = _sums_at(carried_sums, token, heads, head, WHICH, scores_in)
         mask = (rows < count) & (begun > 0)
         top = gl.load(places, mask, other=float("-inf"))
         total = gl.load(places + 1, mask, other=0.0)
-        rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, sums_in))
+        rows, places = _values_at(carried, token, heads, head, WHICH, sums_in)
         mask = (rows < count) & (begun > 0)
-        dims = gl.arange(0, VALUE, gl.SliceLayout(0, sums_in))
-        places = carried + ((token + rows) * heads + head).to(gl.int64)[:, None] * VALUE + dims[None, :]
         acc = gl.load(places, mask[:, None], other=0.0)
     return acc, top, total
 
@@ -170,13 +182,10 @@ def _carry(
     scores_in: gl.constexpr, sums_in: gl.constexpr,
 ):  # fmt: skip
     """Leave 64 rows to who goes on with them."""
-    rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
-    places = carried_sums + ((token + rows) * heads + head) * 2
+    rows, places = _sums_at(carried_sums, token, heads, head, WHICH, scores_in)
     gl.store(places, top, rows < count)
     gl.store(places + 1, total, rows < count)
-    rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, sums_in))
-    dims = gl.arange(0, VALUE, gl.SliceLayout(0, sums_in))
-    places = carried + ((token + rows) * heads + head).to(gl.int64)[:, None] * VALUE + dims[None, :]
+    rows, places = _values_at(carried, token, heads, head, WHICH, sums_in)
     gl.store(places, acc, (rows < count)[:, None])
 
 
