@@ -2,9 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pagemill.artifacts.plain_file import check_plain
 from pagemill.errors import ModelError
+
+MAX_BYTES: Final = 64 << 20
+"""The index of a model with 100,000 tensors has 10 MB."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -25,6 +29,7 @@ def read_json_objects(path: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> Any:
     try:
+        check_plain(path, MAX_BYTES)
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent} has no {path.name}") from error

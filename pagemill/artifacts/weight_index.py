@@ -1,10 +1,12 @@
 """Which .safetensors files a folder's index names, and what such a file says that it holds. Reads no weight."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from pagemill.artifacts.json_file import read_json_object
+from pagemill.artifacts.plain_file import check_plain
 from pagemill.errors import ModelError
 
 SINGLE = "model.safetensors"
@@ -46,10 +48,11 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 def safetensors_places(path: Path) -> tuple[dict[str, Any], int]:
     """`safetensors_header`, and the place in the file from which `data_offsets` count."""
     try:
+        check_plain(path, sys.maxsize)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path.name} is damaged: its header is no object")

@@ -7,6 +7,7 @@ from typing import Any, Final
 import tokenizers
 
 from pagemill.artifacts.json_file import read_optional_json_object
+from pagemill.artifacts.plain_file import check_plain
 from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.tokenizers.backtracking import may_stall
@@ -15,6 +16,8 @@ from pagemill.tokenizers.hf_tokenizer import HfTokenizer, SpecialTokens
 
 logger = get_logger(__name__)
 
+_MAX_BYTES: Final = 256 << 20
+_MAX_TEMPLATE_BYTES: Final = 1 << 20
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -24,6 +27,7 @@ def load(folder: Path, chat_template: str | None = None) -> HfTokenizer:
     if not source.exists():
         raise ModelError(f"{folder} has no tokenizer.json, which is needed (tokenizer.model alone is not enough)")
     try:
+        check_plain(source, _MAX_BYTES)
         backend = tokenizers.Tokenizer.from_file(str(source))
     except Exception as error:  # `tokenizers` raises bare Exception
         raise ModelError(f"{source} is damaged: {error}") from error
@@ -82,7 +86,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     """chat_template.jinja, else the one in tokenizer_config.json or chat_template.json; of several, the default."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return read_template(file)
+        return read_template(file, _MAX_TEMPLATE_BYTES)
     value = config.get("chat_template") or read_optional_json_object(folder / "chat_template.json").get("chat_template")
     if isinstance(value, list):
         entries = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
@@ -92,9 +96,12 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     return value
 
 
-def read_template(file: Path) -> str:
-    """A Jinja source from a file. Raises ModelError when it cannot be read."""
+def read_template(file: Path, most: int | None = None) -> str:
+    """A Jinja source from a file; from a stranger's, of at most so many bytes. Raises ModelError when it cannot be
+    read."""
     try:
+        if most is not None:
+            check_plain(file, most)
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"chat template {file} cannot be read: {error}") from error
