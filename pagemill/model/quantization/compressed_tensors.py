@@ -11,7 +11,7 @@ from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.model.loading.packed_weight import Inputs
 from pagemill.model.quantization.compressed_layouts import PackedFloats, PackedIntegers, PlainNumbers, Scheme
-from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names
+from pagemill.model.quantization.fields import MAX_PATTERNS, MAX_STEPS, Fields, Names
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
@@ -45,12 +45,15 @@ class CompressedTensors(Quantization):
         self._ignored = Names(ignore)
         self._groups = [(Names(targets), method) for targets, method in groups]
         self._computing = computing
-        num_patterns = sum(len(names.patterns) for names in (self._ignored, *(names for names, _ in self._groups)))
+        listed = (self._ignored, *(names for names, _ in self._groups))
+        num_patterns = sum(len(names.patterns) for names in listed)
         if len(groups) > _MAX_GROUPS or num_patterns > MAX_PATTERNS:
             raise ModelError(
                 f"quantization_config has {len(groups)} groups and {num_patterns} patterns; at most {_MAX_GROUPS} and "
                 f"{MAX_PATTERNS} are read"
             )
+        if sum(names.num_steps for names in listed) > MAX_STEPS:
+            raise ModelError(f"the {num_patterns} patterns in quantization_config could take long to match")
 
     def method(self, module: str, role: Role) -> QuantMethod:
         kind = CLASSES[role]

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagemill.errors import ModelError
+from pagemill.model.quantization.pattern_steps import num_steps
 from pagemill.utils.text import shown
 
 MAX_PATTERNS = 200
+MAX_STEPS = 1 << 21
+"""Of all patterns together, for one name."""
 _MAX_PATTERN = 200
 _MAX_REPEATS = 3
+_MAX_STEPS_EACH = 1 << 20
 
 
 class Fields:
@@ -76,6 +80,8 @@ class Names:
         """Raises ModelError for a pattern that is damaged, or could take long."""
         self.exact = frozenset(target for target in targets if not target.startswith("re:"))
         self.patterns = [_compiled(target[3:]) for target in targets if target.startswith("re:")]
+        self.num_steps = sum(num_steps(pattern.pattern) for pattern in self.patterns)
+        """That matching a name may take."""
 
     def has(self, name: str) -> bool:
         """Whether the name is one of them."""
@@ -86,8 +92,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     """A pattern out of a file: one that repeats a group, or repeats anything often, could take for ever to match."""
     repeats = len(re.findall(r"[*+]|\{\d*,", pattern))
     if len(pattern) > _MAX_PATTERN or repeats > _MAX_REPEATS or re.search(r"\)[*+{]|\\[1-9]|\(\?[^:]", pattern):
-        raise ModelError(f"the pattern {pattern[:80]!r} in quantization_config could take long to match")
+        raise _long(pattern)
     try:
-        return re.compile(pattern)
+        compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ModelError(f"the pattern {pattern[:80]!r} in quantization_config is damaged: {error}") from error
+    if num_steps(pattern) > _MAX_STEPS_EACH:
+        raise _long(pattern)
+    return compiled
+
+
+def _long(pattern: str) -> ModelError:
+    return ModelError(f"the pattern {pattern[:80]!r} in quantization_config could take long to match")
