@@ -4,6 +4,7 @@ Layouts and dequantization are written here from the formats' descriptions; test
 publishing libraries themselves compress and decompress.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -372,6 +373,11 @@ def test_formats_that_are_not_supported_are_named(config: dict[str, Any], messag
         choose(None, config, torch.float32, "cpu")
 
 
+def changed_state(state: Tensor, **changes: Any) -> Tensor:
+    """The object that bitsandbytes writes beside a weight, with other values."""
+    return torch.tensor(list(json.dumps(json.loads(bytes(state.tolist())) | changes).encode()), dtype=torch.uint8)
+
+
 DAMAGE: dict[str, tuple[str, str, Callable[[dict[str, Tensor], str], object], str]] = {
     "no scales": ("awq", "scales", lambda tensors, name: tensors.pop(name), r"lacks tensors .*k_proj\.scales"),
     "more groups": (
@@ -403,6 +409,12 @@ DAMAGE: dict[str, tuple[str, str, Callable[[dict[str, Tensor], str], object], st
         "weight.quant_state.bitsandbytes__nf4",
         lambda tensors, name: tensors.update({name: torch.tensor(list(b'{"blocksize": 1}'), dtype=torch.uint8)}),
         r"the quant_state has blocksize=1, expected 64",
+    ),
+    "a number that no float can be": (
+        "nf4-nested",
+        "weight.quant_state.bitsandbytes__nf4",
+        lambda tensors, name: tensors.update({name: changed_state(tensors[name], nested_offset=10**400)}),
+        r"k_proj\..*: the quant_state has nested_offset=a number of 1329 bits, which is no number up to 1e\+30",
     ),
     "a state without end": (
         "nf4",

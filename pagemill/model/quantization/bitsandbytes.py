@@ -26,6 +26,7 @@ from pagemill.utils.text import shown
 
 BLOCK = 64
 NESTED_BLOCK = 256
+_MAX_OFFSET = 1e30
 _MAX_STATE = 4096
 """Bytes of the object that comes with a weight."""
 
@@ -140,6 +141,7 @@ def _state(tensor: Tensor, shape: tuple[int, int], nested: bool) -> float:
         if state.get(key) != value:
             raise ModelError(f"the quant_state has {key}={shown(state.get(key))}, expected {value}")
     offset = state.get("nested_offset", 0.0)
-    if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
-        raise ModelError(f"the quant_state has nested_offset={shown(offset)}, which is no number")
+    # Compared, and not made a float: a file may hold an integer that no float can.
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= _MAX_OFFSET:
+        raise ModelError(f"the quant_state has nested_offset={shown(offset)}, which is no number up to {_MAX_OFFSET:g}")
     return float(offset) if nested else 0.0
