@@ -301,6 +301,11 @@ class ModelFields(dict[str, Any]):
         return value
 
 
+def changed(config: Mapping[str, Any], **values: Any) -> ModelFields:
+    """The configuration of a part of a model: with other values, and errors that name what is missing."""
+    return ModelFields({**config, **values})
+
+
 def check_fields(where: object, config: Mapping[str, Any]) -> ModelFields:
     """The configuration, every known field of which can be used; others are left as they are. `where`: the model or
     file, for messages. Raises ModelError that names the field, its value and what is allowed."""

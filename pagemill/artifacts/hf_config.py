@@ -12,7 +12,6 @@ from pagemill.artifacts.weight_index import INDEX, MEDUSA, SINGLE, names_of_weig
 from pagemill.errors import ModelError
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
-_DEFAULT_THETA: Final = 10_000.0
 _MISSING: Final = object()
 _QUANTIZATION: Final = ("quantization_config", "compression_config")
 """What the settings are called, by newer files and by older ones of compressed-tensors."""
@@ -106,7 +105,7 @@ def laid_over(config: dict[str, Any], overrides: Mapping[str, object]) -> dict[s
     full = dict(parameters["full_attention"] if per_kind else parameters)
     scaling = overrides.get("rope_scaling", _MISSING)
     if scaling is None or isinstance(scaling, dict):
-        full = {"rope_theta": full.get("rope_theta", _DEFAULT_THETA)} | (scaling or {"rope_type": "default"})
+        full = {name: full[name] for name in ("rope_theta",) if name in full} | (scaling or {"rope_type": "default"})
     if "rope_theta" in overrides:
         full["rope_theta"] = overrides["rope_theta"]
     changed = parameters | {"full_attention": full} if per_kind else full
@@ -117,7 +116,7 @@ def laid_over(config: dict[str, Any], overrides: Mapping[str, object]) -> dict[s
 
 
 def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which rope_theta, rope_scaling and rope_local_base_freq are there even if the file has only the newer
+    """A copy in which rope_theta, rope_scaling and rope_local_base_freq are there if the file has only the newer
     `rope_parameters`, flat or one per layer type."""
     flat = dict(config)
     parameters = config.get("rope_parameters")
@@ -126,7 +125,8 @@ def with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     full = parameters.get("full_attention", parameters)
     local = parameters.get("sliding_attention")
     if isinstance(full, dict):
-        flat.setdefault("rope_theta", full.get("rope_theta", _DEFAULT_THETA))
+        if "rope_theta" in full:
+            flat.setdefault("rope_theta", full["rope_theta"])
         scaling = {key: value for key, value in full.items() if key != "rope_theta"}
         plain = scaling.get("rope_type", "default") == "default"
         flat.setdefault("rope_scaling", None if plain else scaling)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from pagemill.model.kernels.ops import gather_pair
 MAX_TABLE_BYTES = 4 << 30
 """Of cos and sin together: 8 million positions of heads of 128 in bfloat16."""
 _PART = 1 << 17
+THETA: Final = "rope_theta"
+_DEFAULT_THETA: Final = 10_000.0
 
 
 class Rotary:
@@ -42,19 +44,21 @@ class Rotary:
         return gather_pair(self.cos, self.sin, positions)
 
 
-def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+def rope_settings(
+    config: Mapping[str, Any], layer_type: str | None = None, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Rotary settings from a config, in the old form (rope_theta, rope_scaling) or the new (rope_parameters, which
-    may be per layer type)."""
+    may be per layer type). `defaults`: a model's own, where the config says nothing."""
+    own = defaults or {}
     found = config.get("rope_parameters")
     if found is None:
-        found = dict(config.get("rope_scaling") or {})
-        found.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+        found = config.get("rope_scaling", own.get("rope_scaling")) or {}
     elif layer_type is not None and layer_type in found:
         found = found[layer_type]
     settings = dict(found)
-    settings.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
-    for name in ("partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"):
-        settings[name] = settings.get(name) or config.get(name)
+    for name in (THETA, "partial_rotary_factor", "original_max_position_embeddings", "max_position_embeddings"):
+        settings[name] = settings.get(name) or config.get(name) or own.get(name)
+    settings[THETA] = settings[THETA] or _DEFAULT_THETA
     kind = settings.get("rope_type") or settings.pop("type", None) or "default"
     settings["rope_type"] = "longrope" if kind == "su" else kind
     return settings

@@ -31,6 +31,7 @@ def mamba2_sizes(config: Mapping[str, Any]) -> Mamba2Sizes:
 class BambaForCausalLM(CausalLM):
     """Attention in the layers that attn_layer_indices names."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5}
     only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = HYBRID_WEIGHTS
     plans_natively = False

@@ -92,6 +92,8 @@ class CausalLM(GivesHidden):
 
     weights: ClassVar[WeightMap] = DECODER_WEIGHTS
     norm_offset: ClassVar[float] = 0.0
+    rope_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Rotary settings of a config that does not say them."""
 
     def __init__(self, facts: ModelFacts, max_model_len: int, ctx: LayerContext) -> None:
         super().__init__()
@@ -208,7 +210,7 @@ class CausalLM(GivesHidden):
 
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Name -> rotary settings, for every setting that some layer uses."""
-        return {"default": rope_settings(config)}
+        return {"default": rope_settings(config, defaults=self.rope_defaults)}
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         """A decoder layer: one that has `operations`, as those of decoder.py, or any module, (x, positions) -> x."""

@@ -1,7 +1,8 @@
 """Command-R and Command-A (Cohere): attention and MLP of the same normed input, LayerNorms without biases, rotary
 embedding of pairs of neighbours, scaled logits."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -26,6 +27,7 @@ _PLACES = NormPlaces(before_mlp=None)
 class CohereForCausalLM(CausalLM):
     """Full attention in every layer; use_qk_norm gives each head a LayerNorm of its own."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 500_000.0}
     ties_by_default = True
 
     def make_norm(self, ctx: LayerContext) -> LayerNorm:
@@ -53,6 +55,8 @@ class CohereForCausalLM(CausalLM):
 
 class Cohere2ForCausalLM(CohereForCausalLM):
     """Three of four layers have a window; the others see everything, without regard to positions."""
+
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 10_000.0}
 
     def traits(self, index: int, **changes: Any) -> AttentionTraits:
         window = layer_window(self.config, index, period=4)

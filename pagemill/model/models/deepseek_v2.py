@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
@@ -141,7 +142,7 @@ class DeepseekV2ForCausalLM(CausalLM):
         num_shared = config.get("n_shared_experts") or 0
         shared = None
         if num_shared:
-            sizes = {**config, "intermediate_size": inner * num_shared}
+            sizes = changed(config, intermediate_size=inner * num_shared)
             shared = GatedMLP(sizes, ctx=ctx.child("shared_experts"))
         return MixtureOfExperts(
             (config["hidden_size"], inner, self.num_experts),

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.decoder import AttentionTraits, DecoderAttention, GatedMLP, NormedLayer, rms_norms
@@ -28,7 +29,7 @@ class GemmaForCausalLM(CausalLM):
         said = self.config.get("hidden_activation") or self.config.get("hidden_act")
         is_tanh = said is None or (said == "gelu" and not (self.knows_gelu and self.config.get("hidden_activation")))
         activation = "gelu_pytorch_tanh" if is_tanh else said
-        return GatedMLP({**self.config, "hidden_act": activation}, ctx=ctx.child("mlp"))
+        return GatedMLP(changed(self.config, hidden_act=activation), ctx=ctx.child("mlp"))
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         bias = bool(self.config.get("attention_bias"))

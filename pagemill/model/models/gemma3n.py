@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ConfigError, ModelError
 from pagemill.model.kernels.streams import (
     AddedToOthers,
@@ -304,7 +305,7 @@ class Gemma3nForCausalLM(VectorsForLayers):
     def _mlp(self, index: int, ctx: LayerContext) -> GatedMLP:
         sizes = self.config["intermediate_size"]
         size = sizes[index] if isinstance(sizes, list) else sizes
-        config = {**self.config, "intermediate_size": size, "hidden_act": "gelu_pytorch_tanh"}
+        config = changed(self.config, intermediate_size=size, hidden_act="gelu_pytorch_tanh")
         pattern = self.config.get("activation_sparsity_pattern") or 0.0
         sparsity = pattern[index] if isinstance(pattern, list) else pattern
         return SparseMLP(config, sparsity, ctx=ctx) if sparsity else GatedMLP(config, ctx=ctx)

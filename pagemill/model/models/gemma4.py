@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
@@ -51,19 +52,19 @@ def _with_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
     return complete
 
 
-def _sizes(config: Mapping[str, Any], index: int) -> dict[str, Any]:
+def _sizes(config: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     """The config with the sizes of one layer's heads."""
     listed = config.get("per_layer_config")
     if listed is not None:
         # Of ten layers and more, the library writes their numbers with leading zeros.
         own = (sizes for layer, sizes in listed.items() if int(layer) == index)
-        return {**config, **next(own, {})}
+        return changed(config, **next(own, {}))
     if config["layer_types"][index] != FULL:
-        return {**config}
+        return changed(config)
     sizes = {"head_dim": config.get("global_head_dim") or _FULL_HEAD}
     if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
         sizes["num_key_value_heads"] = config["num_global_key_value_heads"]
-    return {**config, **sizes}
+    return changed(config, **sizes)
 
 
 class ScaledRouter(Router):
@@ -217,7 +218,7 @@ class Gemma4ForCausalLM(VectorsForLayers):
         )
         attention = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))
         wide = 2 if config.get("use_double_wide_mlp") and owner is not None else 1
-        inner = {**config, "hidden_act": _ACTIVATION, "intermediate_size": wide * config["intermediate_size"]}
+        inner = changed(config, hidden_act=_ACTIVATION, intermediate_size=wide * config["intermediate_size"])
         num_experts = self.num_experts if config.get("enable_moe_block") else 0
         return Gemma4Layer(config, attention, GatedMLP(inner, ctx=ctx.child("mlp")), num_experts, ctx=ctx)
 

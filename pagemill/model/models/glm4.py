@@ -2,31 +2,26 @@
 models, after attention and MLP."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.rotary import rope_settings
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
 from pagemill.model.models.decoder import BEFORE, AttentionTraits, DecoderLayer, GatedMLP, NormPlaces
-
-_TURNED = 0.5
 
 
 class GlmForCausalLM(CausalLM):
     """Biases on query, key and value."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5}
     weights = WeightMap(
         stack={"qkv_proj": DECODER_WEIGHTS.stack["qkv_proj"]},
         strip_prefix="model.",
         ignore=("rotary_emb.inv_freq",),
     )
     places = BEFORE
-
-    def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        return {"default": rope_settings({"partial_rotary_factor": _TURNED} | dict(config))}
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config

@@ -1,7 +1,7 @@
 """gpt-oss: experts with biases and a clamped gate, attention sinks, layers with and without a window in turn."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -48,6 +48,17 @@ class SinkAttention(DecoderAttention):
 class GptOssForCausalLM(CausalLM):
     """A softmax router with biases, over the chosen experts."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {
+        "rope_theta": 150_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    }
     plans_natively = False
     weights = WeightMap(
         stack={"qkv_proj": DECODER_WEIGHTS.stack["qkv_proj"], "gate": ("router",)},

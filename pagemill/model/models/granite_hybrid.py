@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
@@ -111,7 +112,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             return None
         if not inner_size:
             raise ModelError("shared_intermediate_size is to be at least 1 in a model without experts")
-        inner = {**config, "intermediate_size": inner_size}
+        inner = changed(config, intermediate_size=inner_size)
         return GatedMLP(inner, ctx=ctx.child("shared_mlp"), joined=True)
 
     def _experts(self, ctx: LayerContext) -> MixtureOfExperts | None:

@@ -2,11 +2,12 @@
 position; experts that get weighted inputs, and one more that all tokens share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
 from pagemill.model.kernels.moe import SILU
 from pagemill.model.kernels.routing import Routing
@@ -49,6 +50,7 @@ class Llama4Attention(DecoderAttention):
 class Llama4ForCausalLM(CausalLM):
     """no_rope_layers has a 1 for each layer with rotary embedding, and a 0 for each without."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 500_000.0}
     plans_natively = False
     weights = WeightMap(
         stack={**DECODER_WEIGHTS.stack, "gate": ("router",)},
@@ -90,7 +92,7 @@ class Llama4ForCausalLM(CausalLM):
         listed = config.get("moe_layers")
         mixes = index in listed if listed is not None else (index + 1) % step == 0
         if not mixes:
-            return GatedMLP({**config, "intermediate_size": config["intermediate_size_mlp"]}, ctx=ctx)
+            return GatedMLP(changed(config, intermediate_size=config["intermediate_size_mlp"]), ctx=ctx)
         sizes = (self.hidden_size, config["intermediate_size"], self.num_experts)
         experts = MergedExperts(sizes, MergedForm(SILU, weighs_inputs=True), ctx=ctx.child("experts"))
         routing = Routing(config["num_experts_per_tok"], sigmoid=True)

@@ -1,5 +1,8 @@
 """Mixtral: Mistral with experts in place of the MLP in every layer."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from torch import nn
 
 from pagemill.model.kernels.routing import Routing
@@ -11,6 +14,7 @@ from pagemill.model.models.decoder import AttentionTraits, DecoderLayer, Mixture
 class MixtralForCausalLM(CausalLM):
     """A softmax router, whose weights add up to 1."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1_000_000.0}
     weights = DECODER_WEIGHTS.with_experts("w1", "w3", "w2", mlp="block_sparse_moe")
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

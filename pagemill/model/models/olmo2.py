@@ -1,7 +1,7 @@
 """OLMo 2 and OLMo 3: norms after attention and MLP instead of before, and over all heads of query and of key."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -34,10 +34,12 @@ class Olmo2ForCausalLM(CausalLM):
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """Three of four layers have a window, and no scaling of rotary frequencies."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 500_000.0}
+
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if SLIDING in (config.get("rope_parameters") or {}):
-            return {kind: rope_settings(config, kind) for kind in (SLIDING, FULL)}
-        full = rope_settings(config)
+            return {kind: rope_settings(config, kind, self.rope_defaults) for kind in (SLIDING, FULL)}
+        full = rope_settings(config, defaults=self.rope_defaults)
         return {SLIDING: {"rope_type": "default", "rope_theta": full["rope_theta"]}, FULL: full}
 
     def traits(self, index: int, **changes: Any) -> AttentionTraits:

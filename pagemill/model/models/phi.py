@@ -1,13 +1,12 @@
 """Phi-1, 1.5 and 2: attention and a plain MLP of one LayerNorm's output, part of each head turned, and biases."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.norm import LayerNorm
-from pagemill.model.layers.rotary import rope_settings
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
 from pagemill.model.models.decoder import (
@@ -19,12 +18,11 @@ from pagemill.model.models.decoder import (
     layer_norms,
 )
 
-_TURNED = 0.5
-
 
 class PhiForCausalLM(CausalLM):
     """The output head has a bias, too."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5}
     weights = WeightMap(
         stack={
             "qkv_proj": DECODER_WEIGHTS.stack["qkv_proj"],
@@ -39,9 +37,6 @@ class PhiForCausalLM(CausalLM):
         ignore=DECODER_WEIGHTS.ignore,
     )
     head_bias = True
-
-    def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        return {"default": rope_settings({"partial_rotary_factor": _TURNED} | dict(config))}
 
     def make_norm(self, ctx: LayerContext) -> LayerNorm:
         return LayerNorm(self.hidden_size, self.config["layer_norm_eps"], ctx=ctx)

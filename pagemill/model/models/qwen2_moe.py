@@ -5,6 +5,7 @@ import dataclasses
 
 from torch import nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
@@ -30,7 +31,7 @@ class Qwen2MoeForCausalLM(CausalLM):
         config = self.config
         routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob")))
         sizes = (self.hidden_size, config["moe_intermediate_size"], self.num_experts)
-        inner = {**config, "intermediate_size": config["shared_expert_intermediate_size"]}
+        inner = changed(config, intermediate_size=config["shared_expert_intermediate_size"])
         shared = GatedMLP(inner, ctx=ctx.child("shared_experts"))
         return MixtureOfExperts(
             sizes, routing, config.get("hidden_act", "silu"), ctx=ctx, shared=shared, gates_shared=True

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.layer import Attention
 from pagemill.model.distributed.split import split_heads
@@ -108,6 +109,7 @@ class Qwen3NextForCausalLM(CausalLM):
     """layer_types, or else every full_attention_interval-th layer, says which layers attend. What a checkpoint has for
     predicting several tokens (mtp) is not used."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.25}
     only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     weights = QWEN3_NEXT_WEIGHTS
     norm_offset = 1.0
@@ -146,7 +148,7 @@ class Qwen3NextForCausalLM(CausalLM):
             return GatedMLP(config, ctx=ctx)
         routing = Routing(config["num_experts_per_tok"], renormalize=bool(config.get("norm_topk_prob", True)))
         sizes = (self.hidden_size, config["moe_intermediate_size"], self.num_experts)
-        inner = {**config, "intermediate_size": config["shared_expert_intermediate_size"]}
+        inner = changed(config, intermediate_size=config["shared_expert_intermediate_size"])
         shared = GatedMLP(inner, ctx=ctx.child("shared_experts"))
         activation = config.get("hidden_act", "silu")
         return MixtureOfExperts(sizes, routing, activation, ctx=ctx, shared=shared, gates_shared=True)

@@ -1,5 +1,8 @@
 """SmolLM3: Llama of which every fourth layer has no rotary embedding."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from torch import nn
 
 from pagemill.errors import ModelError
@@ -11,6 +14,7 @@ from pagemill.model.models.decoder import AttentionTraits, DecoderLayer
 class SmolLM3ForCausalLM(CausalLM):
     """no_rope_layers has a 1 for each layer with rotary embedding, and a 0 for each without."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 2_000_000.0}
     ties_by_default = True
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:

@@ -2,14 +2,13 @@
 attention and MLP of one input."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.head_norms import LayerNormOfEachHead
 from pagemill.model.layers.norm import LayerNorm
-from pagemill.model.layers.rotary import rope_settings
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
 from pagemill.model.models.decoder import (
@@ -22,12 +21,11 @@ from pagemill.model.models.decoder import (
     layer_norms,
 )
 
-_TURNED = 0.25
-
 
 class StableLmForCausalLM(CausalLM):
     """use_qkv_bias puts a bias on query, key and value."""
 
+    rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.25}
     weights = WeightMap(
         stack=DECODER_WEIGHTS.stack,
         strip_prefix="model.",
@@ -35,9 +33,6 @@ class StableLmForCausalLM(CausalLM):
         numbered={"q_norm": "norms", "k_norm": "norms"},
         parents={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
     )
-
-    def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        return {"default": rope_settings({"partial_rotary_factor": _TURNED} | dict(config))}
 
     def make_norm(self, ctx: LayerContext) -> LayerNorm:
         return LayerNorm(self.hidden_size, self.config["layer_norm_eps"], ctx=ctx)
