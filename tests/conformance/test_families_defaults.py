@@ -1,4 +1,5 @@
-"""What families are where a config.json does not say how positions are turned: what transformers makes of the same."""
+"""What families are where a config.json does not say how positions are turned, or what caps logits: what transformers
+makes of the same."""
 
 import json
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.fakes.tiny_families import FAMILIES
 from tests.fakes.tiny_states import STATES
 
 CASES = FAMILIES | STATES | {"mixtral": ("MixtralForCausalLM", {"num_hidden_layers": 2})}
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 ROPE = ("rope_parameters", "rope_theta", "rope_scaling", "partial_rotary_factor")
 OWN_DEFAULTS = (
     "mixtral", "cohere", "cohere2", "olmo3", "smollm3", "llama4", "gpt-oss", "stablelm", "glm4", "glm4-moe", "phi",
@@ -30,13 +32,17 @@ def edit(folder: Path, **changes: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("case", OWN_DEFAULTS)
-def test_a_config_without_rotary_settings(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "absent"), [*((case, ROPE) for case in OWN_DEFAULTS), ("gemma2-uncapped", CAPS), ("gemma3n", CAPS)]
+)
+def test_a_config_without_settings_that_a_family_has_of_its_own(
+    tmp_path: Path, case: str, absent: tuple[str, ...]
+) -> None:
     from transformers import AutoModelForCausalLM
 
     architecture, changes = CASES[case]
     folder = make_checkpoint(tmp_path, architecture, **changes)
-    edit(folder, **dict.fromkeys(ROPE))
+    edit(folder, **dict.fromkeys(absent))
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         theirs = reference(torch.tensor([PROMPT])).logits[0]

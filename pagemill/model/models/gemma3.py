@@ -2,7 +2,7 @@
 embeddings, and soft caps where the checkpoint has them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -25,6 +25,9 @@ from pagemill.model.models.gemma2 import Gemma2ForCausalLM
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """The text model of Gemma 3."""
 
+    score_cap: ClassVar[float | None] = None
+    logit_cap: ClassVar[float | None] = None
+
     def rope_kinds(self, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if config.get("rope_parameters"):
             return {kind: rope_settings(config, kind) for kind in (SLIDING, FULL)}
@@ -41,7 +44,7 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
             out_bias=bool(config.get("attention_bias")),
             qk_norm=norm_of_each_head(config["rms_norm_eps"], offset=1.0),
             window=window,
-            soft_cap=config.get("attn_logit_softcapping"),
+            soft_cap=config.get("attn_logit_softcapping", self.score_cap),
             rope=FULL if window is None else SLIDING,
         )
         attention = DecoderAttention(config, traits, ctx=ctx.child("self_attn"))

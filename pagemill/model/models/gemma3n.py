@@ -272,6 +272,7 @@ class Gemma3nForCausalLM(VectorsForLayers):
     """The text model of Gemma 3n."""
 
     only: ClassVar[Mapping[str, Any]] = {**VectorsForLayers.only, "hidden_activation": "gelu_pytorch_tanh"}
+    logit_cap: ClassVar[float | None] = 30.0
 
     def make_embeddings(self, ctx: LayerContext) -> None:
         super().make_embeddings(ctx)
