@@ -1,14 +1,19 @@
 """How long a checkpoint takes to load to a GPU, beside pinned copies of as many bytes.
 
-    PYTHONPATH=. python benchmarks/gpu_loading.py [--gigabytes 5] [--turns 3]
+    PYTHONPATH=. python benchmarks/gpu_loading.py [--gigabytes 5] [--turns 3] [--processes 2]
 
-Makes the checkpoint of benchmarks/loading.py. In a fresh process for each turn, bytes go to the GPU from pinned memory,
-in pieces of 8 MiB one after the other, or the model is loaded, from files in the page cache to weights that are ready
-to run. Both times are the least of several turns, without what a process does once: imports, starting CUDA, loading
-its first kernels. `first` is the time with the imports of the model and the first kernels.
+Makes the checkpoint of benchmarks/loading.py. Each of a few fresh processes loads the model once, from files in the
+page cache to weights that are ready to run; then, by turns, it sends as many bytes from pinned memory to the GPU, in
+pieces of 8 MiB one after the other, and loads the model again. What is compared are the least of these: without what a
+process does once, which is imports, starting CUDA and loading its first kernels, and into memory that PyTorch has
+already. `first` is the least of the processes' first loads, with the imports of the model and the first kernels.
+
+A process takes some seconds before its first load, on a machine whose files are not in memory many: what has been done
+by when is told on stderr.
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -22,8 +27,7 @@ from benchmarks.loading import make_checkpoint
 from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config
-from pagemill.model.distributed.parallel_groups import solo_groups
-from pagemill.model.factory import build_model, load_model
+from pagemill.model.factory import load_model
 from pagemill.platforms.cuda import CudaPlatform
 from pagemill.utils.gc_pause import gc_paused
 from pagemill.utils.timing import PhaseTimer
@@ -44,32 +48,39 @@ def copy_s(num_bytes: int) -> float:
     return time.perf_counter() - start
 
 
-def load_s(folder: Path, *, first: bool) -> float:
-    """Seconds to load the model, to when the GPU has all of it. Unless it is the `first` that the process does, a model
-    without weights has been built before."""
+def process(folder: Path, turns: int) -> dict[str, float]:
+    """Seconds of a process's first load, and the least of its copies and of its other loads."""
     config = build_config(EngineArgs(str(folder), device="cuda", dtype="bfloat16", skip_tokenizer_init=True))
     platform = CudaPlatform()
     platform.start(0)
     facts = describe(str(folder), folder)
+    size = size_of(folder)
     torch.empty(1, device="cuda")
-    with gc_paused():  # as an engine is while it starts
-        if not first:
-            with torch.device("cuda"):
-                build_model(facts, config.model, platform, solo_groups())
+
+    def load_s() -> float:
+        """To when the GPU has all of it."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         model = load_model(facts, config.model, platform, PhaseTimer())
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-    del model
-    return seconds
+        del model
+        gc.collect()  # what refers to itself would keep its weights
+        return seconds
+
+    with gc_paused():  # as an engine is while it starts
+        first = load_s()
+        pairs = [(copy_s(size), load_s()) for _ in range(turns)]
+    copied, loaded = map(min, zip(*pairs, strict=True))
+    return {"first": first, "copied": copied, "loaded": loaded}
 
 
-def turn(folder: Path, what: str) -> float:
-    """Seconds in a fresh process."""
-    command = [sys.executable, __file__, "--turn", what, "--folder", str(folder)]
+def fresh_process(folder: Path, turns: int) -> dict[str, float]:
+    """What `process` finds in one."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--turns", str(turns)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def size_of(folder: Path) -> int:
@@ -79,24 +90,26 @@ def size_of(folder: Path) -> int:
 
 def main() -> None:
     """Print one line of results."""
+    began = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=5.0)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--turn", choices=("copy", "load", "first"), help=argparse.SUPPRESS)
+    parser.add_argument("--turns", type=int, default=3, help="copies, and loads, of a process")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.turn:
-        folder = asked.folder
-        seconds = copy_s(size_of(folder)) if asked.turn == "copy" else load_s(folder, first=asked.turn == "first")
-        print(json.dumps(seconds))
+    if asked.folder:
+        print(json.dumps(process(asked.folder, asked.turns)))
         return
+    found = []
     with tempfile.TemporaryDirectory(prefix="pagemill-loading-") as scratch:
         folder = Path(scratch)
         make_checkpoint(folder, int(asked.gigabytes * 1e9))
-        turn(folder, "load")  # the files are in the page cache from now on
-        turns = ("copy", "load", "first")
-        copied, loaded, first = (min(turn(folder, what) for _ in range(asked.turns)) for what in turns)
         size = size_of(folder) / 1e9
+        print(f"{time.perf_counter() - began:.1f} s: the checkpoint is made", file=sys.stderr)
+        for _ in range(asked.processes):
+            found.append(fresh_process(folder, asked.turns))
+            print(f"{time.perf_counter() - began:.1f} s: {found[-1]}", file=sys.stderr)
+    copied, loaded, first = (min(one[name] for one in found) for name in ("copied", "loaded", "first"))
     print(
         f"{torch.cuda.get_device_name()}: {size:.2f} GB, pinned copies {copied:.3f} s ({size / copied:.1f} GB/s), "
         f"load {loaded:.3f} s ({size / loaded:.1f} GB/s): {copied / loaded:.2f} of the copies; first {first:.3f} s"
