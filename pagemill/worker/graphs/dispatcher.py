@@ -164,7 +164,8 @@ def is_round(size: int, digits: int = 3) -> bool:
 
 
 def _pads_cheaply(num_tokens: int, padded: int) -> bool:
-    return padded <= (2 * num_tokens if padded <= CHEAP_TOKENS else num_tokens * 5 // 4)
+    """A small step, launched kernel by kernel, takes as long as one of SMALL_STEP tokens or longer."""
+    return padded <= (2 * num_tokens if padded <= SMALL_STEP else num_tokens * 5 // 4)
 
 
 _Keys = dict[bool, list[BatchDescriptor]]

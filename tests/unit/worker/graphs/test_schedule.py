@@ -48,6 +48,17 @@ def test_every_decode_step_has_a_graph_or_a_stand_in_after_the_start(mode):
         assert found[1].num_tokens >= count
 
 
+def test_a_prompt_of_some_hundred_tokens_has_a_stand_in_after_the_start():
+    """Launching its kernels one by one takes longer than computing 512 tokens."""
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, capture_sizes(1024), BatchLimits(1024), small_step=512)
+    for item in CaptureSchedule(dispatcher.graph_keys(), lazy=True).at_start():
+        dispatcher.captured(*item)
+    for count in (129, 200, 257, 300, 400, 512):
+        found = dispatcher.stand_in(count, 1, False)
+        assert found is not None and found[0] is FULL, count
+        assert count <= found[1].num_tokens <= 2 * count
+
+
 def test_whole_steps_that_do_more_than_decode_are_captured_where_they_are_frequent():
     schedule, _ = make(small_step=512, sizes=capture_sizes(1024))
     mixed = [(key.num_tokens, key.num_requests) for mode, key in schedule.at_start() if not key.uniform]
