@@ -1,0 +1,209 @@
+"""Which of cuBLAS's tiles are fastest for some tens to hundreds of rows of 8-bit floats, beside what torch calls and
+what the rule of this file says.
+
+    python -m benchmarks.gpu_cublas_rows [--only fp8-rows,fp8-blocks] [--rows 64,256] [--table FILE]
+
+The table has the times of all candidates, a JSON object a line. `torch 32 MiB`: torch, of blocks, in a process that was told of a
+larger workspace (CUBLASLT_WORKSPACE_SIZE). Needs a Hopper GPU and CUDA 12.9; 60 s.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks import gpu_cublas
+from benchmarks.cublas_lt import Algo, CublasError, CublasLt
+from benchmarks.gpu_cublas import WORKSPACE_BYTES, Call, Case, Search, by_turns, graph_of, shown
+
+ROWS = (40, 64, 128, 192, 256, 384, 512)
+QWEN3_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
+OTHERS = {
+    "8b-gate_up": (28672, 4096), "8b-down": (4096, 14336),
+    "1b-qkv": (3072, 2048), "1b-o": (2048, 2048), "1b-gate_up": (16384, 2048), "1b-down": (2048, 8192),
+}  # fmt: skip
+"""Of Llama 3."""
+SHAPES = {"fp8-rows": QWEN3_8B | OTHERS, "fp8-blocks": QWEN3_8B}
+TILES = {
+    (64, 32): 13, (64, 64): 15, (64, 96): 26, (64, 128): 17, (64, 192): 116, (64, 256): 19, (96, 128): 28,
+    (128, 32): 16, (128, 48): 397, (128, 64): 18, (128, 96): 33, (128, 128): 20, (128, 192): 32, (160, 128): 30,
+    (192, 64): 208, (192, 128): 31, (256, 64): 21, (256, 128): 24,
+}  # fmt: skip
+"""cublasLtMatmulTile_t of outputs x rows."""
+RULED = ((128, 128), (128, 64), (64, 64), (64, 128), (96, 128))
+PROCESSORS = 132
+LARGER_WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "32768"}
+
+
+def num_tiles(tile: tuple[int, int], outputs: int, rows: int) -> int:
+    return -(-outputs // tile[0]) * -(-rows // tile[1])
+
+
+def rule(outputs: int, rows: int) -> tuple[int, int]:
+    """The tile whose turns of all multiprocessors take least: what a tile multiplies, and what it reads for it."""
+
+    def cost(tile: tuple[int, int]) -> float:
+        turns = -(-num_tiles(tile, outputs, rows) // PROCESSORS)
+        return turns * (tile[0] * tile[1] / 128**2 + 0.35 * (tile[0] + tile[1]) / 256)
+
+    return min(RULED, key=cost)
+
+
+class RowsSearch(Search):
+    """Tiles of our choice instead of all neighbours."""
+
+    def run(self, seconds: float) -> list[Algo]:
+        """The heuristic's first, that with the rule's tile, and the best."""
+        until = time.perf_counter() + seconds
+        case = self.case
+        first = case.product.heuristic()[0]
+        self.quick(first)
+        ruled = self._tiled(first, TILES[rule(case.outputs, case.num_rows)])
+        for tile, number in TILES.items():
+            if tile[1] >= 2 * case.num_rows:
+                continue
+            splits = [
+                split for split in (2, 4) if num_tiles(tile, case.outputs, case.num_rows) * split < 2 * PROCESSORS
+            ]
+            changes = [{"cluster": cluster, "custom": custom} for cluster in (3, 2) for custom in self._customs(first)]
+            changes += [{"cluster": 3, "split": split, "reduction": 2} for split in splits]
+            for change in changes:
+                other = self.library.changed(first, tile=number, **{"split": 1, "reduction": 0} | change)
+                if other is not None:
+                    self.quick(other)
+        for algo in self.best(2):
+            for other in self.library.neighbours(algo):
+                if time.perf_counter() > until:
+                    break
+                self.quick(other)
+        right = [algo for algo in self.best(8) if case.is_right(case.call(algo, self.workspace))]
+        return [first, ruled or first, *right[:3]]
+
+    def _customs(self, first: Algo) -> list[int]:
+        return sorted({0, self.library.read(first).custom})
+
+    def _tiled(self, first: Algo, tile: int) -> Algo | None:
+        """The first in the library's order of custom options that it takes with this tile."""
+        for custom in [*reversed(self._customs(first)), *range(8)]:
+            for cluster in (3, 2):
+                other = self.library.changed(first, tile=tile, split=1, reduction=0, cluster=cluster, custom=custom)
+                if other is not None and self.case.product.takes(other):
+                    return other
+        return None
+
+
+def captured_is_right(case: Case, call: Call) -> bool:
+    """Whether it gives what torch gives from a captured graph, too."""
+    graph = graph_of([lambda: call(0)])
+
+    def replay(_: int) -> None:
+        graph.replay()
+
+    return case.is_right(replay)
+
+
+def measure(library: CublasLt, case: Case, workspace: torch.Tensor, seconds: float) -> dict:
+    """Print a product's line; all that was found."""
+    search = RowsSearch(library, case, workspace)
+    algos = search.run(seconds)
+    calls = [case.torch_call, *(case.call(algo, workspace) for algo in algos)]
+    times = by_turns(case, calls)
+    best = min(range(1, len(calls)), key=lambda place: times[place])
+    right = captured_is_right(case, calls[best]) and captured_is_right(case, calls[2])
+    configs = [library.read(algo) for algo in algos]
+    print(
+        f"{case.kind} x{case.num_rows} {case.name}: torch {times[0]:.1f}, first {times[1]:.1f} {shown(configs[0])}, "
+        f"rule {times[2]:.1f} {shown(configs[1])}, best {times[best]:.1f} {shown(configs[best - 1])}; torch/rule "
+        f"{times[0] / times[2]:.2f}, torch/best {times[0] / times[best]:.2f}{'' if right else ' WRONG'}",
+        flush=True,
+    )
+    found = sorted((us, config) for config, (us, _) in search.seen.items() if us < float("inf"))
+    return {
+        "kind": case.kind, "rows": case.num_rows, "name": case.name, "outputs": case.outputs, "inputs": case.size,
+        "torch_us": times[0], "first_us": times[1], "rule_us": times[2], "best_us": times[best],
+        "best": configs[best - 1], "first": configs[0],
+        "all": [[round(us, 2), config.tile, config.split, config.cluster, config.custom] for us, config in found],
+    }  # fmt: skip
+
+
+def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | None) -> None:
+    """Every number of rows and shape, in this process; without seconds what torch calls alone."""
+    library = CublasLt()
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    torch.manual_seed(0)
+    gpu_cublas.SHAPES, gpu_cublas.SLICE_MS = SHAPES[kind], 8.0
+    print(
+        f"{kind}: {torch.cuda.get_device_name()}, torch {torch.__version__}, cuBLASLt {library.version()}", flush=True
+    )
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for num_rows in rows:
+            sums = [0.0] * 4
+            for name in SHAPES[kind]:
+                case = Case(library, kind, name, num_rows)
+                if not seconds:
+                    print(
+                        f"{kind} x{num_rows} {name}: torch 32 MiB {by_turns(case, [case.torch_call])[0]:.1f}",
+                        flush=True,
+                    )
+                    continue
+                with contextlib.suppress(CublasError):
+                    found = measure(library, case, workspace, seconds)
+                    if name in QWEN3_8B:
+                        times = (found[f"{which}_us"] for which in ("torch", "first", "rule", "best"))
+                        sums = [total + us for total, us in zip(sums, times, strict=True)]
+                    if table is not None:
+                        with table.open("a") as file:
+                            file.write(json.dumps(found) + "\n")
+            if seconds:
+                shown_sums = ", ".join(f"{us:.1f}" for us in sums)
+                print(f"{kind} x{num_rows}, a layer of Qwen3-8B: torch, first, rule, best {shown_sums}", flush=True)
+
+
+def main() -> None:
+    """Run every kind in a process, which starts while the one before measures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(SHAPES), help="kinds of numbers")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--seconds", type=float, default=0.3, help="of search for each product")
+    parser.add_argument("--table", type=Path, help="where all times go")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.child:
+        torch.zeros(1, device="cuda")
+        sys.stdin.readline()
+        run_kind(asked.child, tuple(map(int, asked.rows.split(","))), asked.seconds, asked.table)
+        return
+    command = [sys.executable, "-m", "benchmarks.gpu_cublas_rows", "--rows", asked.rows]
+    table = [] if asked.table is None else ["--table", str(asked.table)]
+    kinds = asked.only.split(",")
+    children = [
+        subprocess.Popen(
+            [*command, *table, "--seconds", str(asked.seconds), "--child", kind], stdin=subprocess.PIPE, text=True
+        )
+        for kind in kinds
+    ]
+    children += [
+        subprocess.Popen(
+            [*command, "--seconds", "0", "--child", kind],
+            stdin=subprocess.PIPE,
+            text=True,
+            env=os.environ | LARGER_WORKSPACE,
+        )
+        for kind in kinds
+        if kind == "fp8-blocks"
+    ]
+    failed = 0
+    for child in children:
+        child.communicate("begin\n")
+        failed += child.returncode != 0
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
