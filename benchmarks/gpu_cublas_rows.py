@@ -3,8 +3,8 @@ what the rule of this file says.
 
     python -m benchmarks.gpu_cublas_rows [--only fp8-rows,fp8-blocks] [--rows 64,256] [--table FILE]
 
-The table has the times of all candidates, a JSON object a line. `torch 32 MiB`: torch, of blocks, in a process that was told of a
-larger workspace (CUBLASLT_WORKSPACE_SIZE). Needs a Hopper GPU and CUDA 12.9; 60 s.
+The table has the times of all candidates, a JSON object a line. `torch 32 MiB`: torch, of blocks, in a
+process that was told of a larger workspace (CUBLASLT_WORKSPACE_SIZE). Needs a Hopper GPU and CUDA 12.9; 60 s.
 """
 
 import argparse
