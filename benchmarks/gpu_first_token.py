@@ -117,18 +117,24 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--device", default="cuda")
     asked = parser.parse_args()
+    lengths = [int(length) for length in asked.lengths.split(",")]
     from pagemill import LLM, SamplingParams  # after the arguments: torch
 
     watch = Watch()
     for path in WATCHED:
         watch.on(path)
     llm = LLM(
-        asked.model, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=max(map(int, asked.lengths.split(","))) + 8, seed=0,
+        asked.model,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=max(lengths) + 8,
+        seed=0,
         device=asked.device,
-    )  # fmt: skip
+    )
     gc.callbacks.append(watch.collection)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-    for length in map(int, asked.lengths.split(",")):
+    for length in lengths:
         measure(llm, watch, params, length, asked.times)
 
 
