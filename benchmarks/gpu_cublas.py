@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.cublas_lt import Algo, Config, CublasError, CublasLt, Product
+from benchmarks.cublas_lt import Config, SearchedLt
 from pagemill.model.kernels import eight_bits, fp8
+from pagemill.model.kernels.cublas_lt import Algo, CublasError, Kind, Product
 from pagemill.model.kernels.triton import gated_prompts, launch
 from pagemill.model.kernels.triton.gated import gated
 from pagemill.model.quantization import fp8_blocks
@@ -31,6 +32,8 @@ from pagemill.model.quantization import fp8_blocks
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
 ROWS = {"bf16": (2048, 8192, 512), "fp8-rows": (256, 8192), "fp8-blocks": (256, 8192)}
 WORKSPACE_BYTES = 64 << 20
+MAX_RESULTS = 64
+"""Algorithms that are asked for."""
 COLD_BYTES = 160 << 20
 FINALISTS = 5
 SLICE_MS = 30.0
@@ -46,7 +49,7 @@ Call = Callable[[int], object]
 class Case:
     """One product: kind, number of rows, and copies of its weight."""
 
-    def __init__(self, library: CublasLt, kind: str, name: str, num_rows: int) -> None:
+    def __init__(self, library: SearchedLt, kind: str, name: str, num_rows: int) -> None:
         self.kind, self.name, self.num_rows = kind, name, num_rows
         self.outputs, self.size = SHAPES[name]
         x = torch.randn(num_rows, self.size, device="cuda")
@@ -66,7 +69,7 @@ class Case:
         copies = max(2, -(-COLD_BYTES // (weight.numel() * weight.itemsize)))
         self.weights = [weight, *(weight.clone() for _ in range(copies - 1))]
         self.out = torch.empty(num_rows, self.outputs, dtype=torch.bfloat16, device="cuda")
-        self.product = Product(library, kind, (num_rows, self.outputs, self.size), WORKSPACE_BYTES)
+        self.product = Product(library, Kind(kind), (num_rows, self.outputs, self.size), WORKSPACE_BYTES)
         if kind != "bf16":
             self.product.set_scales(self.scales.data_ptr(), self.factors.data_ptr())
         self.wanted = self.torch_call(0)
@@ -92,7 +95,9 @@ class Case:
 
         def run(copy: int) -> None:
             addresses = self.weights[copy % len(self.weights)].data_ptr(), self.x.data_ptr(), self.out.data_ptr()
-            self.product.run(algo, addresses, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+            self.product.run(
+                algo, addresses, (workspace.data_ptr(), WORKSPACE_BYTES), torch.cuda.current_stream().cuda_stream
+            )
 
         return run
 
@@ -100,8 +105,12 @@ class Case:
         """Whether it gives what torch gives."""
         self.out.fill_(float("nan"))
         call(0)
-        error = (self.out.float() - self.wanted.float()).abs().max() / self.wanted.float().abs().max()
-        return bool(error < LARGEST_ERROR)
+        return self.error() < LARGEST_ERROR
+
+    def error(self) -> float:
+        """How far `out` is from what torch gives, of the largest output."""
+        wanted = self.wanted.float()
+        return float((self.out.float() - wanted).abs().max() / wanted.abs().max())
 
     def tflops(self, us: float) -> float:
         """At so many microseconds."""
@@ -136,7 +145,7 @@ def milliseconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
 class Search:
     """The candidates of one product, and what each took."""
 
-    library: CublasLt
+    library: SearchedLt
     case: Case
     workspace: Tensor
     seen: dict[Config, tuple[float, Algo]] = field(default_factory=dict)
@@ -145,7 +154,7 @@ class Search:
     def quick(self, algo: Algo) -> None:
         """Time it for a moment, once; infinite where it does not run."""
         config = self.library.read(algo)
-        if config in self.seen or not self.case.product.takes(algo):
+        if config in self.seen or self.case.product.workspace_of(algo) is None:
             return
         call = self.case.call(algo, self.workspace)
         us = float("inf")
@@ -169,9 +178,7 @@ class Search:
     def run(self, seconds: float) -> list[Algo]:
         """The heuristic's first, and the best of all that there was time for, which are right."""
         until = time.perf_counter() + seconds
-        offered = self.case.product.heuristic()
-        if not offered:
-            raise CublasError("no algorithm is offered")
+        offered = self.case.product.offered(MAX_RESULTS)
         for algo in offered:
             self.quick(algo)
         for _ in range(2):
@@ -207,7 +214,7 @@ def shown(config: Config) -> str:
     )
 
 
-def measure(library: CublasLt, case: Case, workspace: Tensor, seconds: float) -> Call:
+def measure(library: SearchedLt, case: Case, workspace: Tensor, seconds: float) -> Call:
     """Print a product's line. The best call, torch's own where none is faster."""
     search = Search(library, case, workspace)
     try:
@@ -326,7 +333,7 @@ def kernel_names(calls: dict[str, Call]) -> None:
 
 def run_kind(kind: str, rows: tuple[int, ...], seconds: float) -> None:
     """All products of one kind, in this process."""
-    library = CublasLt()
+    library = SearchedLt()
     launch.set_dependent(True)
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
 """Which of cuBLAS's tiles are fastest for some tens to hundreds of rows of 8-bit floats, beside what torch calls and
-what the rule of this file says.
+what the model calls (pagemill/model/kernels/fp8_tiles.py).
 
     python -m benchmarks.gpu_cublas_rows [--only fp8-rows,fp8-blocks] [--rows 64,256] [--table FILE]
 
@@ -19,8 +19,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import gpu_cublas
-from benchmarks.cublas_lt import Algo, CublasError, CublasLt
-from benchmarks.gpu_cublas import WORKSPACE_BYTES, Call, Case, Search, by_turns, graph_of, shown
+from benchmarks.cublas_lt import SearchedLt
+from benchmarks.gpu_cublas import LARGEST_ERROR, WORKSPACE_BYTES, Call, Case, Search, by_turns, graph_of, shown
+from pagemill.model.kernels import fp8_tiles
+from pagemill.model.kernels.cublas_lt import Algo, CublasError, Kind
 
 ROWS = (40, 64, 128, 192, 256, 384, 512)
 QWEN3_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
@@ -36,7 +38,6 @@ TILES = {
     (192, 64): 208, (192, 128): 31, (256, 64): 21, (256, 128): 24,
 }  # fmt: skip
 """cublasLtMatmulTile_t of outputs x rows."""
-RULED = ((128, 128), (128, 64), (64, 64), (64, 128), (96, 128))
 PROCESSORS = 132
 LARGER_WORKSPACE = {"CUBLASLT_WORKSPACE_SIZE": "32768"}
 
@@ -45,26 +46,15 @@ def num_tiles(tile: tuple[int, int], outputs: int, rows: int) -> int:
     return -(-outputs // tile[0]) * -(-rows // tile[1])
 
 
-def rule(outputs: int, rows: int) -> tuple[int, int]:
-    """The tile whose turns of all multiprocessors take least: what a tile multiplies, and what it reads for it."""
-
-    def cost(tile: tuple[int, int]) -> float:
-        turns = -(-num_tiles(tile, outputs, rows) // PROCESSORS)
-        return turns * (tile[0] * tile[1] / 128**2 + 0.35 * (tile[0] + tile[1]) / 256)
-
-    return min(RULED, key=cost)
-
-
 class RowsSearch(Search):
     """Tiles of our choice instead of all neighbours."""
 
     def run(self, seconds: float) -> list[Algo]:
-        """The heuristic's first, that with the rule's tile, and the best."""
+        """The heuristic's first, and the best."""
         until = time.perf_counter() + seconds
         case = self.case
-        first = case.product.heuristic()[0]
+        first = case.product.offered()[0]
         self.quick(first)
-        ruled = self._tiled(first, TILES[rule(case.outputs, case.num_rows)])
         for tile, number in TILES.items():
             if tile[1] >= 2 * case.num_rows:
                 continue
@@ -83,19 +73,10 @@ class RowsSearch(Search):
                     break
                 self.quick(other)
         right = [algo for algo in self.best(8) if case.is_right(case.call(algo, self.workspace))]
-        return [first, ruled or first, *right[:3]]
+        return [first, *right[:3]]
 
     def _customs(self, first: Algo) -> list[int]:
         return sorted({0, self.library.read(first).custom})
-
-    def _tiled(self, first: Algo, tile: int) -> Algo | None:
-        """The first in the library's order of custom options that it takes with this tile."""
-        for custom in [*reversed(self._customs(first)), *range(8)]:
-            for cluster in (3, 2):
-                other = self.library.changed(first, tile=tile, split=1, reduction=0, cluster=cluster, custom=custom)
-                if other is not None and self.case.product.takes(other):
-                    return other
-        return None
 
 
 def captured_is_right(case: Case, call: Call) -> bool:
@@ -108,33 +89,46 @@ def captured_is_right(case: Case, call: Call) -> bool:
     return case.is_right(replay)
 
 
-def measure(library: CublasLt, case: Case, workspace: torch.Tensor, seconds: float) -> dict:
+def ours(case: Case) -> Call:
+    """What the model calls."""
+
+    def run(copy: int) -> torch.Tensor:
+        weight = case.weights[copy % len(case.weights)]
+        result = fp8_tiles.multiply(Kind(case.kind), (case.x, case.factors), (weight, case.scales))
+        return case.torch_call(copy) if result is None else result
+
+    return run
+
+
+def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: float) -> dict:
     """Print a product's line; all that was found."""
     search = RowsSearch(library, case, workspace)
     algos = search.run(seconds)
-    calls = [case.torch_call, *(case.call(algo, workspace) for algo in algos)]
+    calls = [case.torch_call, ours(case), *(case.call(algo, workspace) for algo in algos)]
+    case.out.copy_(calls[1](0))
+    right = case.error() < LARGEST_ERROR and captured_is_right(case, calls[-1])
     times = by_turns(case, calls)
     best = min(range(1, len(calls)), key=lambda place: times[place])
-    right = captured_is_right(case, calls[best]) and captured_is_right(case, calls[2])
     configs = [library.read(algo) for algo in algos]
+    tile = fp8_tiles.choose(Kind(case.kind), case.outputs, case.num_rows, PROCESSORS)
     print(
-        f"{case.kind} x{case.num_rows} {case.name}: torch {times[0]:.1f}, first {times[1]:.1f} {shown(configs[0])}, "
-        f"rule {times[2]:.1f} {shown(configs[1])}, best {times[best]:.1f} {shown(configs[best - 1])}; torch/rule "
-        f"{times[0] / times[2]:.2f}, torch/best {times[0] / times[best]:.2f}{'' if right else ' WRONG'}",
+        f"{case.kind} x{case.num_rows} {case.name}: torch {times[0]:.1f}, ours {times[1]:.1f} {tile}, first "
+        f"{times[2]:.1f} {shown(configs[0])}, best {times[best]:.1f} "
+        f"{shown(configs[best - 2]) if best > 1 else 'ours'}; torch/ours {times[0] / times[1]:.2f}, ours/best "
+        f"{times[1] / times[best]:.2f}{'' if right else ' WRONG'}",
         flush=True,
     )
     found = sorted((us, config) for config, (us, _) in search.seen.items() if us < float("inf"))
     return {
         "kind": case.kind, "rows": case.num_rows, "name": case.name, "outputs": case.outputs, "inputs": case.size,
-        "torch_us": times[0], "first_us": times[1], "rule_us": times[2], "best_us": times[best],
-        "best": configs[best - 1], "first": configs[0],
+        "torch_us": times[0], "ours_us": times[1], "first_us": times[2], "best_us": times[best], "first": configs[0],
         "all": [[round(us, 2), config.tile, config.split, config.cluster, config.custom] for us, config in found],
     }  # fmt: skip
 
 
 def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | None) -> None:
     """Every number of rows and shape, in this process; without seconds what torch calls alone."""
-    library = CublasLt()
+    library = SearchedLt()
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     torch.manual_seed(0)
     gpu_cublas.SHAPES, gpu_cublas.SLICE_MS = SHAPES[kind], 8.0
@@ -155,14 +149,14 @@ def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | Non
                 with contextlib.suppress(CublasError):
                     found = measure(library, case, workspace, seconds)
                     if name in QWEN3_8B:
-                        times = (found[f"{which}_us"] for which in ("torch", "first", "rule", "best"))
+                        times = (found[f"{which}_us"] for which in ("torch", "ours", "first", "best"))
                         sums = [total + us for total, us in zip(sums, times, strict=True)]
                     if table is not None:
                         with table.open("a") as file:
                             file.write(json.dumps(found) + "\n")
             if seconds:
                 shown_sums = ", ".join(f"{us:.1f}" for us in sums)
-                print(f"{kind} x{num_rows}, a layer of Qwen3-8B: torch, first, rule, best {shown_sums}", flush=True)
+                print(f"{kind} x{num_rows}, a layer of Qwen3-8B: torch, ours, first, best {shown_sums}", flush=True)
 
 
 def main() -> None:

@@ -9,7 +9,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.cublas_lt import Kind
 from pagemill.model.kernels.eight_bits import BLOCK, EightBits
+from pagemill.model.kernels.fp8_tiles import multiply
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.eight_bits_choices import ManyChoice
 
@@ -98,9 +100,11 @@ def product(
 ) -> Tensor:
     """Rows as `eight_bits_quantize.quantize` makes them times [N, K] -> [M, N] in dtype."""
     if _by_library(weight, dtype):
-        made: Tensor = torch._scaled_mm(
-            numbers, weight.values.t(), scale_a=factors.t(), scale_b=weight.scales, out_dtype=dtype
-        )
+        made = multiply(Kind.FP8_BLOCKS, (numbers, factors), (weight.values, weight.scales))
+        if made is None:
+            made = torch._scaled_mm(
+                numbers, weight.values.t(), scale_a=factors.t(), scale_b=weight.scales, out_dtype=dtype
+            )
         return made if bias is None else made.add_(bias)
     (num_rows, size), num_outputs = numbers.shape, weight.num_outputs
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=numbers.device)

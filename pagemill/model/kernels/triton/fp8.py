@@ -5,6 +5,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pagemill.model.kernels import ops
+from pagemill.model.kernels.cublas_lt import Kind
+from pagemill.model.kernels.fp8_tiles import multiply
 from pagemill.model.kernels.triton.fp8_choices import MAX_FEW_ROWS, few_rows_choice, one_row_choice
 from pagemill.model.kernels.triton.fp8_quantize import MAX_COLUMNS, quantize
 from pagemill.model.kernels.triton.fp8_rows import few_rows
@@ -59,12 +61,14 @@ def gated_linear(x: Tensor, gate: str, weight: Tensor, factors: Tensor, bias: Te
 
 def product(rows: tuple[Tensor, Tensor], weight: Tensor, factors: Tensor, bias: Tensor | None = None) -> Tensor:
     """Quantized rows ([M, K] and [M]) times [N, K] with factors [N] -> [M, N] bfloat16."""
-    result: Tensor = torch._scaled_mm(
-        rows[0],
-        weight.t(),
-        scale_a=rows[1].unsqueeze(1),
-        scale_b=factors.unsqueeze(0),
-        out_dtype=torch.bfloat16,
-        use_fast_accum=True,
-    )
+    result = multiply(Kind.FP8_ROWS, rows, (weight, factors))
+    if result is None:
+        result = torch._scaled_mm(
+            rows[0],
+            weight.t(),
+            scale_a=rows[1].unsqueeze(1),
+            scale_b=factors.unsqueeze(0),
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
     return result if bias is None else result.add_(bias)
