@@ -23,6 +23,10 @@ from benchmarks.cublas_lt import SearchedLt
 from benchmarks.gpu_cublas import LARGEST_ERROR, WORKSPACE_BYTES, Call, Case, Search, by_turns, graph_of, shown
 from pagemill.model.kernels import fp8_tiles
 from pagemill.model.kernels.cublas_lt import Algo, CublasError, Kind
+from pagemill.model.kernels.eight_bits import BLOCK, EightBits
+from pagemill.model.kernels.triton import eight_bits_rows, fp8_rows, launch
+from pagemill.model.kernels.triton.eight_bits_choices import few_choice
+from pagemill.model.kernels.triton.fp8_choices import MAX_FEW_ROWS, few_rows_choice
 
 ROWS = (40, 64, 128, 192, 256, 384, 512)
 QWEN3_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
@@ -56,7 +60,7 @@ class RowsSearch(Search):
         first = case.product.offered()[0]
         self.quick(first)
         for tile, number in TILES.items():
-            if tile[1] >= 2 * case.num_rows:
+            if tile[1] >= max(65, 2 * case.num_rows):
                 continue
             splits = [
                 split for split in (2, 4) if num_tiles(tile, case.outputs, case.num_rows) * split < 2 * PROCESSORS
@@ -100,6 +104,21 @@ def ours(case: Case) -> Call:
     return run
 
 
+def few(case: Case) -> Call:
+    """Rows as they are times a weight that is read in 8 bits."""
+    x = torch.randn(case.num_rows, case.size, device="cuda").bfloat16()
+    if case.kind == "fp8-rows":
+        tiles = few_rows_choice(case.outputs, case.size)
+        return lambda copy: fp8_rows.few_rows(x, case.weights[copy % len(case.weights)], case.scales, None, None, tiles)
+    few_tiles = few_choice(case.num_rows, (case.outputs, case.size, False))
+
+    def run(copy: int) -> object:
+        weight = EightBits(case.weights[copy % len(case.weights)], case.scales, BLOCK, BLOCK)
+        return eight_bits_rows.few_rows(x, weight, few_tiles)
+
+    return run
+
+
 def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: float) -> dict:
     """Print a product's line; all that was found."""
     search = RowsSearch(library, case, workspace)
@@ -108,12 +127,17 @@ def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: f
     case.out.copy_(calls[1](0))
     right = case.error() < LARGEST_ERROR and captured_is_right(case, calls[-1])
     times = by_turns(case, calls)
+    unquantized = float("nan")
+    if case.num_rows <= MAX_FEW_ROWS:
+        as_they_are = few(case)
+        as_they_are(0)  # compiled before it is captured
+        unquantized = by_turns(case, [as_they_are])[0]
     best = min(range(1, len(calls)), key=lambda place: times[place])
     configs = [library.read(algo) for algo in algos]
     tile = fp8_tiles.choose(Kind(case.kind), case.outputs, case.num_rows, PROCESSORS)
     print(
-        f"{case.kind} x{case.num_rows} {case.name}: torch {times[0]:.1f}, ours {times[1]:.1f} {tile}, first "
-        f"{times[2]:.1f} {shown(configs[0])}, best {times[best]:.1f} "
+        f"{case.kind} x{case.num_rows} {case.name}: few {unquantized:.1f}, torch {times[0]:.1f}, "
+        f"ours {times[1]:.1f} {tile}, first {times[2]:.1f} {shown(configs[0])}, best {times[best]:.1f} "
         f"{shown(configs[best - 2]) if best > 1 else 'ours'}; torch/ours {times[0] / times[1]:.2f}, ours/best "
         f"{times[1] / times[best]:.2f}{'' if right else ' WRONG'}",
         flush=True,
@@ -121,7 +145,8 @@ def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: f
     found = sorted((us, config) for config, (us, _) in search.seen.items() if us < float("inf"))
     return {
         "kind": case.kind, "rows": case.num_rows, "name": case.name, "outputs": case.outputs, "inputs": case.size,
-        "torch_us": times[0], "ours_us": times[1], "first_us": times[2], "best_us": times[best], "first": configs[0],
+        "few_us": unquantized, "torch_us": times[0], "ours_us": times[1], "first_us": times[2], "best_us": times[best],
+        "first": configs[0],
         "all": [[round(us, 2), config.tile, config.split, config.cluster, config.custom] for us, config in found],
     }  # fmt: skip
 
@@ -129,6 +154,7 @@ def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: f
 def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | None) -> None:
     """Every number of rows and shape, in this process; without seconds what torch calls alone."""
     library = SearchedLt()
+    launch.set_dependent(True)
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
     torch.manual_seed(0)
     gpu_cublas.SHAPES, gpu_cublas.SLICE_MS = SHAPES[kind], 8.0
@@ -137,7 +163,7 @@ def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | Non
     )
     with torch.cuda.stream(torch.cuda.Stream()):
         for num_rows in rows:
-            sums = [0.0] * 4
+            sums = [0.0] * 5
             for name in SHAPES[kind]:
                 case = Case(library, kind, name, num_rows)
                 if not seconds:
@@ -149,14 +175,16 @@ def run_kind(kind: str, rows: tuple[int, ...], seconds: float, table: Path | Non
                 with contextlib.suppress(CublasError):
                     found = measure(library, case, workspace, seconds)
                     if name in QWEN3_8B:
-                        times = (found[f"{which}_us"] for which in ("torch", "ours", "first", "best"))
+                        times = (found[f"{which}_us"] for which in ("few", "torch", "ours", "first", "best"))
                         sums = [total + us for total, us in zip(sums, times, strict=True)]
                     if table is not None:
                         with table.open("a") as file:
                             file.write(json.dumps(found) + "\n")
             if seconds:
                 shown_sums = ", ".join(f"{us:.1f}" for us in sums)
-                print(f"{kind} x{num_rows}, a layer of Qwen3-8B: torch, ours, first, best {shown_sums}", flush=True)
+                print(
+                    f"{kind} x{num_rows}, a layer of Qwen3-8B: few, torch, ours, first, best {shown_sums}", flush=True
+                )
 
 
 def main() -> None:
