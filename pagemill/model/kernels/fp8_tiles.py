@@ -1,4 +1,4 @@
-"""Products of some tens to hundreds of rows of 8-bit floats by cuBLAS, in tiles of our choice: its own heuristic takes
+"""Products of up to some hundred rows of 8-bit floats by cuBLAS, in tiles of our choice: its own heuristic takes
 tiles of 128 x 128 even where they are half as many as there are multiprocessors (benchmarks/gpu_cublas_rows.py).
 
 Knows numbers of rows and shapes, not layers.
@@ -39,6 +39,11 @@ _EDGE_COST, _TILE_COST = 16, 4000
 """What a tile takes besides its products, in products: for each of its rows and outputs, and at all."""
 _OVERLAP = 0.4
 """Of a turn of all multiprocessors, what the next one's first tiles may use if there is room."""
+
+
+def available(device: torch.device) -> bool:
+    """Whether products there are computed in tiles of our choice."""
+    return is_hopper(device) and _plans(device).has_library
 
 
 def choose(kind: Kind, outputs: int, rows: int, processors: int) -> Tile:
@@ -99,6 +104,11 @@ class Plans:
         self._library = library
         self._processors = processors
         self._known: dict[tuple[Kind, Sizes], Plan | None] = {}
+
+    @property
+    def has_library(self) -> bool:
+        """Whether there can be plans."""
+        return self._library is not None
 
     def plan(self, kind: Kind, sizes: Sizes, factors: tuple[int, int]) -> Plan | None:
         """`factors`: addresses of some, of weight and rows, without which the library has no opinion. None where there

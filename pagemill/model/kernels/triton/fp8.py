@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.cublas_lt import Kind
-from pagemill.model.kernels.fp8_tiles import multiply
+from pagemill.model.kernels.fp8_tiles import available, multiply
 from pagemill.model.kernels.triton.fp8_choices import MAX_FEW_ROWS, few_rows_choice, one_row_choice
 from pagemill.model.kernels.triton.fp8_quantize import MAX_COLUMNS, quantize
 from pagemill.model.kernels.triton.fp8_rows import few_rows
@@ -23,7 +23,7 @@ def quantizes(num_rows: int, dtype: torch.dtype, weight: Tensor) -> bool:
     """Whether rows of that number and type are quantized for [N, K]: where the 8-bit product is faster, and can be."""
     num_outputs, size = weight.shape
     fits = size % _ALIGNMENT == 0 and num_outputs % _ALIGNMENT == 0 and size <= MAX_COLUMNS
-    return num_rows > MAX_FEW_ROWS and dtype == torch.bfloat16 and fits
+    return fits and dtype == torch.bfloat16 and (num_rows > MAX_FEW_ROWS or num_rows > 1 and available(weight.device))
 
 
 def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
@@ -33,10 +33,10 @@ def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = Non
     if len(x) == 1:
         choice = one_row_choice(num_outputs if gate is None else num_outputs // 2, size, gate is not None)
         return gemv(x.contiguous(), weight, choice, bias=bias, gate=gate, factors=factors)
-    if 1 < len(x) <= MAX_FEW_ROWS:
-        return few_rows(x, weight, factors, bias, gate, few_rows_choice(num_outputs, size))
     if quantizes(len(x), x.dtype, weight):
         result = product(quantize(x), weight, factors, bias)
+    elif 1 < len(x) <= MAX_FEW_ROWS:
+        return few_rows(x, weight, factors, bias, gate, few_rows_choice(num_outputs, size))
     else:
         result = functional.linear(x, (weight.float() * factors.unsqueeze(1)).to(x.dtype), bias)
     return result if gate is None else ops.gated(result, gate)
