@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemill.model.kernels.triton.arrival import arrives_last
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -236,10 +238,8 @@ def _put_aside(
     tl.store(partial_out + row[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :], result, aside[:, None])
     done = count + CASCADE == 1
     if MERGE == 1 and count > 1:
-        # All threads have written before one of them tells so.
-        tl.debug_barrier()
         place = arrived + request * tl.num_programs(0) + kv_head
-        if tl.atomic_add(place, 1, sem="acq_rel") == count - 1:
+        if arrives_last(place, count - 1):
             tl.store(place, 0)
             at_once: tl.constexpr = 4 if BLOCK_D <= 128 else 2
             first = item - index
@@ -285,10 +285,8 @@ def _merge_alone(
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The last item of a request and key head to arrive merges all of them, in tiles of no other rows."""
-    # All threads have written before one of them tells so.
-    tl.debug_barrier()
     place = arrived + request * tl.num_programs(0) + kv_head
-    if tl.atomic_add(place, 1, sem="acq_rel") == count - 1:
+    if arrives_last(place, count - 1):
         tl.store(place, 0)
         rows, dims = tl.arange(0, MERGE_ROWS), tl.arange(0, BLOCK_D)
         valid = (rows < ROWS) & (rows < query_len * GROUP)

@@ -12,6 +12,7 @@ A row's weights are added up by one warp: a decoding program has one, and a warp
 import triton
 import triton.language as tl
 
+from pagemill.model.kernels.triton.arrival import arrives_last
 from pagemill.model.kernels.triton.attention import LOG2_E, attend_all, attend_turn, begin_kernel
 from pagemill.model.kernels.triton.attention_plan import give_items
 
@@ -199,11 +200,8 @@ def attend_decoding(
         tl.store(part_totals + row, total, aside)
     done = count == 1
     if count > 1:
-        # All threads have written before one of them tells so.
-        tl.debug_barrier()
         place = arrived + request * tl.num_programs(0) + kv_head
-        last = tl.minimum(count, tl.num_programs(2)) - 1
-        if tl.atomic_add(place, 1, sem="acq_rel") == last:
+        if arrives_last(place, tl.minimum(count, tl.num_programs(2)) - 1):
             tl.store(place, 0)
             sums, total = _folded(part_sums, part_tops, part_totals, first, count, rows, valid, GROUP, BLOCK_D)
             done = count > 1

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.arrival import arrives_last
 from pagemill.model.kernels.triton.gated import activate
 
 MAX_COUNTERS = 8192
@@ -73,9 +74,7 @@ def end(
         leave(parts + part * part_stride, result, up, tokens, rows, M, N, stacked, GATED)
     last = SPLIT == 1
     if LAST_SUMS:
-        # All threads have written before one of them tells so.
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
+        last = arrives_last(counters + block, SPLIT - 1)
     if last:
         if LAST_SUMS:
             tl.store(counters + block, 0)

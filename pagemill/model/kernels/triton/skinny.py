@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pagemill.model.kernels.triton import launch
+from pagemill.model.kernels.triton.arrival import arrives_last
 from pagemill.model.kernels.triton.choices import SKINNY_OUTPUTS, SkinnyChoice, rows_class
 from pagemill.model.kernels.triton.parts import MAX_COUNTERS, all_parts, combine, counters_of, finish, leave
 
@@ -129,9 +130,7 @@ def _skinny(
         leave(parts + part * part_stride, sums, up_sums, tokens, outputs, M, N, stacked, GATED)
     last = SPLIT == 1
     if LAST_SUMS:
-        # All threads have written before one of them tells so.
-        tl.debug_barrier()
-        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLIT - 1
+        last = arrives_last(counters + block, SPLIT - 1)
     if last:
         result = sums
         up = up_sums
