@@ -55,7 +55,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", MIXED | {"query_pre_attn_scalar": 24}),
     "gemma2-uncapped": ("Gemma2ForCausalLM", MIXED | {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
-    "gemma2-gelu": ("Gemma2ForCausalLM", MIXED | {"layer_types": [FULL, SLIDING], "hidden_activation": "gelu"}),
+    "gemma2-gelu": ("Gemma2ForCausalLM", MIXED | {
+        "layer_types": [FULL, SLIDING], "hidden_activation": "gelu", "vocab_size": 321}),
     "gemma3n": ("Gemma3nForCausalLM", NANO),
     "gemma3n-alone": ("Gemma3nForCausalLM", NANO | {
         "num_kv_shared_layers": 0, "altup_num_inputs": 2, "altup_active_idx": 1, "altup_correct_scale": False,

@@ -78,9 +78,10 @@ def activated(x: Tensor, activation: str) -> Tensor:
 
 
 def soft_cap(logits: Tensor, limit: float) -> Tensor:
-    """limit * tanh(x / limit) of [L, V], contiguous. Plain torch on a GPU, and in other types than float32."""
+    """limit * tanh(x / limit) of [L, V]. Plain torch on a GPU, and in other types than float32."""
     if logits.dtype == torch.float32 and _cpu_only(logits) is native:
-        return native.soft_cap(logits, limit)
+        # Of ranks that have unequal parts of a vocabulary, rows are slices of wider ones.
+        return native.soft_cap(logits.contiguous(), limit)
     return torch.tanh(logits / limit) * limit
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import native, reference
+from pagemill.model.kernels import native, ops, reference
 
 pytestmark = pytest.mark.cases(one_in=16)
 
@@ -237,3 +237,9 @@ def test_soft_cap(isa: str, shape: tuple[int, int], limit: float) -> None:
     found = native.soft_cap(logits, limit)
     torch.testing.assert_close(found, torch.tanh(logits / limit) * limit, rtol=3e-6, atol=3e-6)
     assert found.abs().le(limit).all()
+
+
+def test_soft_cap_of_rows_in_wider_ones() -> None:
+    """As ranks have them that hold unequal parts of a vocabulary."""
+    logits = noise(3, 50, scale=20.0)[:, :41]
+    torch.testing.assert_close(ops.soft_cap(logits, 30.0), torch.tanh(logits / 30.0) * 30.0, rtol=3e-6, atol=3e-6)
