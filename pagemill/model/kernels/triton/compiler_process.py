@@ -56,7 +56,7 @@ def _prepare(spec: CompilerSpec) -> None:
 
 def _compile(order: KernelOrder) -> None:
     """Raises what Triton raises, and ValueError for a kernel that would not be the one that was asked for."""
-    import triton
+    import triton  # deferred: see _prepare
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler.compiler import make_backend
@@ -76,14 +76,14 @@ def _compile(order: KernelOrder) -> None:
         raise ValueError(f"{order.function} would be another kernel here")
     compiled = triton.compile(source, target=target, options=options, _env_vars=variables)
     if target.backend == "cuda":
-        from triton.backends.nvidia.driver import CudaLauncher
+        from triton.backends.nvidia.driver import CudaLauncher  # deferred: see _prepare
 
         with suppress(Exception):  # such as no compiler for C: who launches the kernel will say so
             CudaLauncher(source, compiled.metadata)
 
 
 def _variables() -> dict[str, str]:
-    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton._C.libtriton import get_cache_invalidating_env_vars  # deferred: see _prepare
 
     variables: dict[str, str] = get_cache_invalidating_env_vars()
     return variables
