@@ -33,7 +33,13 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "absent"), [*((case, ROPE) for case in OWN_DEFAULTS), ("gemma2-uncapped", CAPS), ("gemma3n", CAPS)]
+    ("case", "absent"),
+    [
+        *((case, ROPE) for case in OWN_DEFAULTS),
+        ("gemma2-uncapped", CAPS),
+        ("gemma3n", CAPS),
+        ("llama4-two-experts", ("no_rope_layers",)),
+    ],
 )
 def test_a_config_without_settings_that_a_family_has_of_its_own(
     tmp_path: Path, case: str, absent: tuple[str, ...]

@@ -26,6 +26,7 @@ from pagemill.model.models.decoder import (
 )
 from pagemill.model.network.operations import Network, Value
 
+_CHUNKED = "chunked_attention"
 _FLOOR_SCALE = 8192
 _ATTN_SCALE = 0.1
 
@@ -65,12 +66,14 @@ class Llama4ForCausalLM(CausalLM):
         eps = config["rms_norm_eps"]
         normed = turns and bool(config.get("use_qk_norm", True))
         bias = bool(config.get("attention_bias"))
+        kinds = config.get("layer_types")
+        sees_chunks = kinds[index] == _CHUNKED if kinds else turns
         traits = AttentionTraits.of(
             config,
             qkv_bias=bias,
             out_bias=bias,
             rope="default" if turns else None,
-            chunk_size=config.get("attention_chunk_size") if turns else None,
+            chunk_size=config.get("attention_chunk_size") if sees_chunks else None,
             qk_norm=(lambda heads, ctx: RMSNorm(heads.size, eps, ctx=ctx, weighted=False)) if normed else None,
             norms_after_rotary=True,
             paired=self.rotary_size(config, {}),
