@@ -1,6 +1,7 @@
 """Weight formats, by name for --load-format: functions `(facts, dtype, seed, select, place) -> Iterator[(name, part)]`
 (docs/loading.md)."""
 
+import inspect
 from typing import Any
 
 from pagemill.catalog.registry import Registry, load_path
@@ -20,6 +21,7 @@ _ELSEWHERE = {
     "bitsandbytes": "the checkpoint says how it is quantized: use auto",
 }
 """Formats of vLLM, and what to do instead."""
+_ARGUMENTS = ("facts", "dtype", "seed", "select", "place")
 
 WEIGHTS: Registry[Any] = Registry(
     "weights format",
@@ -43,5 +45,17 @@ def check_load_format(name: str) -> None:
 
 
 def weights_source(name: str) -> Any:
-    """The function of a format, or that which module:function names. Raises ConfigError."""
-    return load_path("weights format", name) if ":" in name else WEIGHTS.resolve(name)
+    """The function of a format, or that which module:function names. Raises ConfigError for one that cannot be called
+    as such functions are."""
+    if ":" not in name:
+        return WEIGHTS.resolve(name)
+    function = load_path("weights format", name)
+    try:
+        inspect.signature(function).bind(*_ARGUMENTS)
+    except TypeError as error:
+        raise ConfigError(
+            f"load_format={name!r} is no function of {', '.join(_ARGUMENTS)} that yields tensors: {error}"
+        ) from error
+    except ValueError:  # a function of C that does not say its arguments
+        pass
+    return function

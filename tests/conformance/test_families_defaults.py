@@ -37,6 +37,7 @@ def edit(folder: Path, **changes: Any) -> None:
     [
         *((case, ROPE) for case in OWN_DEFAULTS),
         ("gemma2-uncapped", CAPS),
+        ("cohere", ("logit_scale",)),
         ("gemma3n", CAPS),
         ("llama4-two-experts", ("no_rope_layers",)),
     ],
@@ -64,9 +65,12 @@ def test_null_is_a_setting_that_is_not_there(tmp_path: Path) -> None:
     assert torch.equal(PagedModel.load(folder).logits(PROMPT), wanted)
 
 
-def test_a_field_that_gemma4_needs_is_named(tmp_path: Path) -> None:
-    architecture, changes = FAMILIES["gemma4"]
+@pytest.mark.parametrize(
+    ("case", "field"), [("gemma4", "num_attention_heads"), ("gemma3n", "hidden_size_per_layer_input")]
+)
+def test_a_field_that_a_gemma_needs_is_named(tmp_path: Path, case: str, field: str) -> None:
+    architecture, changes = FAMILIES[case]
     folder = make_checkpoint(tmp_path, architecture, **changes)
-    edit(folder, num_attention_heads=None)
-    with pytest.raises(ModelError, match="the model's config has no num_attention_heads, which its architecture needs"):
+    edit(folder, **{field: None})
+    with pytest.raises(ModelError, match=f"the model's config has no {field}, which its architecture needs"):
         PagedModel.load(folder)

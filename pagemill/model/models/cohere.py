@@ -21,6 +21,8 @@ from pagemill.model.models.decoder import (
 )
 from pagemill.model.network.operations import Network, Value
 
+_LOGIT_SCALE = 0.0625
+"""Of a config that does not say one."""
 _PLACES = NormPlaces(before_mlp=None)
 
 
@@ -50,7 +52,7 @@ class CohereForCausalLM(CausalLM):
         return ParallelLayer(attention, mlp, norms, ctx=ctx, places=_PLACES)
 
     def logits(self, net: Network, x: Value) -> Value:
-        return net.scaled(super().logits(net, x), self.config.get("logit_scale"))
+        return net.scaled(super().logits(net, x), self.config.get("logit_scale", _LOGIT_SCALE))
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):

@@ -275,6 +275,8 @@ class Gemma3nForCausalLM(VectorsForLayers):
     logit_cap: ClassVar[float | None] = 30.0
 
     def make_embeddings(self, ctx: LayerContext) -> None:
+        if self.config["hidden_size_per_layer_input"] == 0:
+            raise ModelError("hidden_size_per_layer_input=0 is not allowed: every layer has vectors of each token")
         super().make_embeddings(ctx)
         self.altup_projections = self._projections(ctx, "altup_projections")
         self.altup_unembed_projections = self._projections(ctx, "altup_unembed_projections")

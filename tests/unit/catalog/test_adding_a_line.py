@@ -10,7 +10,7 @@ from pagemill.artifacts.describe import describe
 from pagemill.catalog.executors import EXECUTORS
 from pagemill.catalog.grammars import GRAMMARS
 from pagemill.catalog.parsers import REASONING_PARSERS, TOOL_PARSERS
-from pagemill.catalog.weights import WEIGHTS, check_load_format
+from pagemill.catalog.weights import WEIGHTS, check_load_format, weights_source
 from pagemill.config.arguments import EngineArgs, add_flags, make_section
 from pagemill.config.decisions import Decisions
 from pagemill.config.fields import setting
@@ -170,6 +170,13 @@ def test_a_weight_format_may_be_named_by_its_path(tmp_path):
 def test_a_weight_format_that_nobody_knows(name, message):
     with pytest.raises(ConfigError, match=message):
         check_load_format(name)
+
+
+@pytest.mark.parametrize("name", ["json:loads", "os:system", f"{__name__}:ToySettings"])
+def test_a_weight_format_that_is_no_such_function(name):
+    with pytest.raises(ConfigError, match=f"load_format='{name}' is no function of facts, dtype, seed, select, place"):
+        weights_source(name)
+    assert weights_source(f"{__name__}:toy_tensors") is toy_tensors
 
 
 @dataclass(frozen=True)
