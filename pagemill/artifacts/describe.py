@@ -22,7 +22,8 @@ from pagemill.config.facts import ModelFacts
 from pagemill.config.pooling_facts import HeadFacts
 from pagemill.errors import ModelError
 from pagemill.messages.pooling_params import PoolingType
-from pagemill.utils.text import shown
+from pagemill.utils.reasons import reason
+from pagemill.utils.text import shown, shown_name
 
 _PADDED_POSITIONS: Final = ("CamembertModel", "RobertaModel", "XLMRobertaModel")
 
@@ -42,10 +43,14 @@ def locate(
     """
     if model in aliases.ALIASES:
         return aliases.fetch(model)
-    path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_dir, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long; a home that is nobody's
+        raise ModelError(f"{shown_name(model)}: no such file or folder ({reason(error)[:100]})") from error
+    if model and is_dir:
         return _gguf_inside(path)
-    if model and path.is_file():
+    if model and is_file:
         return path
     if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
         raise ModelError(f"{model}: no such file or folder")

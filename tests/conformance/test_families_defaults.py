@@ -38,6 +38,7 @@ def edit(folder: Path, **changes: Any) -> None:
         *((case, ROPE) for case in OWN_DEFAULTS),
         ("gemma2-uncapped", CAPS),
         ("cohere", ("logit_scale",)),
+        ("exaone4", ("sliding_window",)),
         ("gemma3n", CAPS),
         ("llama4-two-experts", ("no_rope_layers",)),
     ],
@@ -54,6 +55,13 @@ def test_a_config_without_settings_that_a_family_has_of_its_own(
     with torch.inference_mode():
         theirs = reference(torch.tensor([PROMPT])).logits[0]
     assert relative_error(PagedModel.load(folder, max_len=512).logits(PROMPT), theirs) < 1e-3
+
+
+def test_mistral_without_a_window_has_one_of_4096(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "MistralForCausalLM", num_hidden_layers=1)
+    edit(folder, sliding_window=None)
+    (layer,) = PagedModel.load(folder).model.cache_layers().values()
+    assert layer.kv_spec(16, "float32").window == 4096
 
 
 def test_null_is_a_setting_that_is_not_there(tmp_path: Path) -> None:

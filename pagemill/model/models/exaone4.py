@@ -3,16 +3,20 @@ mixed with others, those have no rotary embedding."""
 
 from torch import nn
 
+from pagemill.artifacts.config_fields import changed
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.models.causal_lm import CausalLM
 from pagemill.model.models.decoder import AFTER, AttentionTraits, DecoderLayer, layer_window, norm_of_each_head
 
+_WINDOW = 4096
+"""Of a config that does not say one."""
+
 
 class Exaone4ForCausalLM(CausalLM):
-    """Full attention and rotary embedding everywhere, without a sliding_window."""
+    """Full attention and rotary embedding everywhere, where sliding_window is null."""
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
-        config = self.config
+        config = changed(self.config, sliding_window=self.config.get("sliding_window", _WINDOW))
         mixes = config.get("sliding_window") is not None
         window = layer_window(config, index, period=4) if mixes else None
         turns = not mixes or window is not None

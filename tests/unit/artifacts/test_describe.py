@@ -97,6 +97,13 @@ def test_locate_paths(folder, tmp_path_factory):
         locate(str(other))
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-has-this-name/model"])
+def test_locate_names_that_no_file_can_have(name):
+    with pytest.raises(ModelError, match=r"no such file or folder \((OSError|RuntimeError): ") as caught:
+        locate(name)
+    assert len(str(caught.value)) < 500
+
+
 def test_locate_alias(monkeypatch, tmp_path):
     monkeypatch.setattr(aliases, "fetch", lambda alias: tmp_path / alias)
     assert locate("smollm2") == tmp_path / "smollm2"
