@@ -5,6 +5,7 @@ publishing libraries themselves compress and decompress.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -371,6 +372,30 @@ def test_formats_of_modelopt_in_a_file_of_their_own(plain_folder: Path, tmp_path
 def test_formats_that_are_not_supported_are_named(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         choose(None, config, torch.float32, "cpu")
+
+
+MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+RANDOM = {name: config for name, (config, _) in FORMATS.items()} | {
+    name: {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    for name, weights in {"mxfp4-pack-quantized": MX4, "mxfp8-quantized": MX4 | {"num_bits": 8}}.items()
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_formats_of_random_weights_compute_numbers(plain_folder: Path, tmp_path: Path, name: str) -> None:
+    """`--load-format dummy`, of which only the config is read."""
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(plain_folder / file, tmp_path)
+    edit_config(tmp_path, quantization_config=RANDOM[name])
+    facts = describe(str(tmp_path), tmp_path, load_format="dummy")
+    config = model_config(str(tmp_path), dtype="float32", load_format="dummy")
+    model = PagedModel(load_model(facts, config, CpuPlatform(), PhaseTimer()), "float32")
+    assert model.logits(TOKENS).isfinite().all()
 
 
 def changed_state(state: Tensor, **changes: Any) -> Tensor:

@@ -73,6 +73,8 @@ class StoredTensor:
     """Names that it may have instead."""
     max_length: int | None = None
     """Of a vector whose length is not known; `shape` says nothing then."""
+    usual: range | bytes | None = None
+    """What random weights have in it, where not everything that is allowed makes sense: integers, or all bytes."""
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of a file may have that shape."""

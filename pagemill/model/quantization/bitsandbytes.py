@@ -48,7 +48,8 @@ class TableWeights(PackedMethod):
         state = f"weight.quant_state.bitsandbytes__{self._kind}"
         packed = StoredTensor("weight", (ceil_div(num_values, 2), 1), (torch.uint8,))
         table = StoredTensor("weight.quant_map", (16,), (torch.float32,))
-        described = StoredTensor(state, (0,), (torch.uint8,), max_length=_MAX_STATE)
+        usual = json.dumps(_wanted(shape, self._nested)).encode()
+        described = StoredTensor(state, (0,), (torch.uint8,), max_length=_MAX_STATE, usual=usual)
         if not self._nested:
             return packed, table, described, StoredTensor("weight.absmax", (num_blocks,), (torch.float32,))
         return (
@@ -134,10 +135,7 @@ def _state(tensor: Tensor, shape: tuple[int, int], nested: bool) -> float:
         raise ModelError(f"the quant_state is no JSON: {str(error)[:80]}") from error
     if not isinstance(state, dict):
         raise ModelError(f"the quant_state {shown(state)} is no object")
-    wanted: dict[str, Any] = {"blocksize": BLOCK, "shape": list(shape)}
-    if nested:
-        wanted["nested_blocksize"] = NESTED_BLOCK
-    for key, value in wanted.items():
+    for key, value in _wanted(shape, nested).items():
         if state.get(key) != value:
             raise ModelError(f"the quant_state has {key}={shown(state.get(key))}, expected {value}")
     offset = state.get("nested_offset", 0.0)
@@ -145,3 +143,9 @@ def _state(tensor: Tensor, shape: tuple[int, int], nested: bool) -> float:
     if isinstance(offset, bool) or not isinstance(offset, int | float) or not abs(offset) <= _MAX_OFFSET:
         raise ModelError(f"the quant_state has nested_offset={shown(offset)}, which is no number up to {_MAX_OFFSET:g}")
     return float(offset) if nested else 0.0
+
+
+def _wanted(shape: tuple[int, int], nested: bool) -> dict[str, Any]:
+    """What the object that describes a weight must say."""
+    of_scales = {"nested_blocksize": NESTED_BLOCK} if nested else {}
+    return {"blocksize": BLOCK, "shape": list(shape)} | of_scales

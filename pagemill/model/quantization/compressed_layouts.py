@@ -4,7 +4,7 @@ Knows no configuration.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from pagemill.model.quantization.bit_packing import WORD, centred, unpack
 from pagemill.model.quantization.interface import QuantMethod
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import ScaleGrid
-from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, powers, unpack_halves
+from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, USUAL_EXPONENTS, powers, unpack_halves
 from pagemill.utils.math import ceil_div
 
 OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
@@ -44,7 +44,8 @@ class Scheme:
         if self.global_scale:
             grid = self.grid.stored("weight_scale", shape, (torch.float8_e4m3fn,))
             return grid, StoredTensor("weight_global_scale", (1,), other_shapes=((),))
-        return (self.grid.stored("weight_scale", shape, dtypes),)
+        grid = self.grid.stored("weight_scale", shape, dtypes)
+        return (replace(grid, values=EXPONENTS, usual=USUAL_EXPONENTS) if self.powers_of_two else grid,)
 
     def spread_scales(self, tensors: Mapping[str, Tensor], part: WeightPart) -> Tensor:
         """[rows of the part, G]."""
@@ -142,12 +143,7 @@ class PackedFloats(PackedMethod):
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         packed_shape = shape[0], ceil_div(shape[1], 2)
         packed = StoredTensor("weight_packed", packed_shape, (torch.uint8,), rows=Axis(0), columns=Axis(1, 2))
-        scales = self._scheme.scales(shape)
-        if self._scheme.powers_of_two:
-            grid = scales[0]
-            grid = StoredTensor(grid.kind, grid.shape, grid.dtypes, grid.rows, grid.columns, EXPONENTS)
-            scales = (grid, *scales[1:])
-        return (packed, *scales, *_unused_scales(self._scheme))
+        return (packed, *self._scheme.scales(shape), *_unused_scales(self._scheme))
 
     def decode(
         self, stored: Mapping[str, Tensor | QuantizedTensor], part: WeightPart, dtype: torch.dtype

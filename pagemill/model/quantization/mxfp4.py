@@ -16,7 +16,7 @@ from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
 from pagemill.model.quantization.packed_method import PackedMethod
-from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, powers, unpack_halves
+from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, USUAL_EXPONENTS, powers, unpack_halves
 
 GROUP = 32
 """Inputs that share a scale."""
@@ -31,7 +31,7 @@ def stored_experts(name: str, num_experts: int, shape: tuple[int, int]) -> tuple
     scales = (num_experts, num_rows, width // GROUP)
     return (
         StoredTensor(f"{name}_blocks", (*scales, GROUP // 2), (torch.uint8,)),
-        StoredTensor(f"{name}_scales", scales, (torch.uint8,), values=EXPONENTS),
+        StoredTensor(f"{name}_scales", scales, (torch.uint8,), values=EXPONENTS, usual=USUAL_EXPONENTS),
     )
 
 

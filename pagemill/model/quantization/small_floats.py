@@ -14,6 +14,8 @@ MANTISSA_BITS = 23
 """Of a 32-bit float, whose exponents have the same bias, 127; its smallest ones begin at 1."""
 EXPONENTS = range(255)
 """What an exponent may be; 255 stands for no number."""
+USUAL_EXPONENTS = range(118, 124)
+"""Of weights: the scales 2^-9 to 2^-4."""
 
 
 def unpack_halves(packed: Tensor) -> Tensor:

@@ -39,11 +39,13 @@ def iterate(
 def _random(stored: StoredTensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Floats, in the model's type where the tensor may be of it; integers of any value that it may have."""
     kind = stored.dtypes[0]
+    if isinstance(stored.usual, bytes):
+        return torch.tensor(list(stored.usual), dtype=kind, device=generator.device)
     device = generator.device
     if kind.is_floating_point:
         made = dtype if dtype in stored.dtypes else torch.float32
         floats = torch.empty(stored.shape, dtype=made, device=device).normal_(0, _SCALE, generator=generator)
         return floats.to(dtype if dtype in stored.dtypes else kind)
     limits = torch.iinfo(kind)
-    values = range(limits.min, limits.max) if stored.values is None else stored.values
+    values = stored.usual or stored.values or range(limits.min, limits.max)
     return torch.randint(values.start, values.stop, stored.shape, dtype=kind, device=device, generator=generator)

@@ -65,3 +65,7 @@ def test_types_and_values_are_those_of_the_checkpoint():
     assert int(packed.min()) < -(2**30) < 2**30 < int(packed.max())
     order = made(StoredTensor("weight_g_idx", (500,), (torch.int32,), values=range(4)))
     assert order.unique().tolist() == [0, 1, 2, 3]
+    scales = made(StoredTensor("weight_scale", (500,), (torch.uint8,), values=range(255), usual=range(120, 122)))
+    assert scales.unique().tolist() == [120, 121]
+    state = made(StoredTensor("weight.quant_state", (0,), (torch.uint8,), max_length=9, usual=b'{"a": 1}'))
+    assert bytes(state.tolist()) == b'{"a": 1}'
