@@ -39,6 +39,8 @@ def test_quantize(size: int):
     assert (same | (powers if DEVICE == "cpu" else same)).all()
 
 
+# The interpreter warns of what NumPy multiplies.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("size", [100, 3000])
 def test_a_row_with_no_number_stays_one(size: int, poison: float):
