@@ -23,7 +23,7 @@ def quantizes(num_rows: int, dtype: torch.dtype, weight: Tensor) -> bool:
     """Whether rows of that number and type are quantized for [N, K]: where the 8-bit product is faster, and can be."""
     num_outputs, size = weight.shape
     fits = size % _ALIGNMENT == 0 and num_outputs % _ALIGNMENT == 0 and size <= MAX_COLUMNS
-    return fits and dtype == torch.bfloat16 and (num_rows > MAX_FEW_ROWS or num_rows > 1 and available(weight.device))
+    return fits and dtype == torch.bfloat16 and (num_rows > MAX_FEW_ROWS or (num_rows > 1 and available(weight.device)))
 
 
 def linear(x: Tensor, weight: Tensor, factors: Tensor, bias: Tensor | None = None, gate: str | None = None) -> Tensor:
