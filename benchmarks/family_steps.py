@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagemill import LLM, SamplingParams
-from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_checkpoint import ABSENT, make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
 
 PROMPT = 512
@@ -33,14 +33,7 @@ def enlarged(changes: dict[str, Any], layers: int, hidden: int) -> dict[str, Any
         "vocab_size": 32_768,
         "max_position_embeddings": 1024,
     }
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if changes.get(name):
-            sizes |= {name: 32, "num_experts_per_tok": 4}
-    if "num_experts_per_tok" in sizes:
-        # What experts have within is called by one of these, and else that of a dense MLP.
-        sizes |= {"moe_intermediate_size": hidden // 2, "shared_expert_intermediate_size": hidden}
-        if "moe_intermediate_size" not in changes:
-            sizes["intermediate_size"] = hidden // 2
+    sizes |= expert_sizes(changes, hidden)
     for name in ("laurel_rank", "hidden_size_per_layer_input"):
         if changes.get(name):
             sizes[name] = 64
@@ -49,7 +42,23 @@ def enlarged(changes: dict[str, Any], layers: int, hidden: int) -> dict[str, Any
     for name in ("layer_types", "activation_sparsity_pattern"):
         if isinstance(changes.get(name), list):
             sizes[name] = [changes[name][index % len(changes[name])] for index in range(layers)]
-    return changes | sizes
+    if "n_layer" in changes:
+        sizes |= {"n_layer": layers, "n_head": 8}
+    return changes | {name: size for name, size in sizes.items() if changes.get(name) is not ABSENT}
+
+
+def expert_sizes(changes: dict[str, Any], hidden: int) -> dict[str, Any]:
+    """Of the family's experts, if it has any."""
+    counts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if changes.get(name)]
+    if not counts:
+        return {}
+    sizes: dict[str, Any] = dict.fromkeys(counts, 32) | {
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": hidden // 2,
+        "shared_expert_intermediate_size": hidden,
+    }
+    # What experts have within is called so by some families, and else as a dense MLP's.
+    return sizes if "moe_intermediate_size" in changes else sizes | {"intermediate_size": hidden // 2}
 
 
 def best_s(llm: LLM, num_requests: int, prompt: int, steps: int, rounds: int) -> float:

@@ -83,7 +83,8 @@ class AttentionParts:
     rope: tuple[Tensor, Tensor] | None
     """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
     norms: tuple[NormWeight | None, NormWeight | None, NormWeight | None] = (None, None, None)
-    """Of query, key and value, all of one epsilon, and of weights of one type."""
+    """Of query, key and value, all of one kind and epsilon, and of weights of one type. A LayerNorm has float32 weights
+    for each head."""
     key_is_value: bool = False
     """Whether values are keys, before their norm; there is room for them behind the keys."""
     whole_norms: bool = False
@@ -175,6 +176,7 @@ class PlanBuilder:
             key_is_value=parts.key_is_value,
             whole_norms=parts.whole_norms,
             shared=parts.shared,
+            centers=bool(norms) and norms[0].centers,
             weight_dtype=DTYPES[norms[0].weight.dtype] if norms else 0,
             eps=norms[0].eps if norms else 0.0,
             **_tables(parts.rope),

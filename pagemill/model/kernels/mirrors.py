@@ -23,12 +23,13 @@ class Batch(ctypes.Structure):
 
 class Layer(ctypes.Structure):
     """One attention layer, as `PmLayer` in kernels.h. 0 stands for no window, no chunks and no soft cap, and
-    for no keys ahead of a token."""
+    for no keys ahead of a token; no address for no sinks and no slopes. Holds addresses."""
 
     _fields_ = (
         *((name, _INT) for name in ("num_heads", "num_kv_heads", "head_size", "window", "chunk")),
         *((name, _FLOAT) for name in ("scale", "soft_cap")),
         ("ahead", _INT),
+        *((name, _POINTER) for name in ("sinks", "slopes")),
     )
 
 
@@ -92,7 +93,8 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, _POINTER) for name in ("gate_up", "down")),
-        *((name, _INT) for name in ("count", "first", "top_k", "inner")),
+        *((name, _INT) for name in ("count", "first", "top_k", "inner", "clamped")),
+        *((name, _FLOAT) for name in ("alpha", "limit")),
     )
 
 

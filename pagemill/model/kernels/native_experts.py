@@ -74,11 +74,26 @@ class NativeExperts:
     """What the struct has addresses of."""
 
     @staticmethod
-    def of(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], first: int, top_k: int) -> "NativeExperts":
-        """`first`: the number that routers have for the first one. Those of one side have equal sizes."""
+    def of(
+        gate_up: Sequence[PackedLinear],
+        down: Sequence[PackedLinear],
+        first: int,
+        top_k: int,
+        clamp: tuple[float, float] | None = None,
+    ) -> "NativeExperts":
+        """`first`: the number that routers have for the first one. Those of one side have equal sizes. `clamp`: as
+        `ExpertForm` has it; then weights have no gate."""
         ups, downs = ((LinearStruct * len(layers))(*(layer.struct for layer in layers)) for layers in (gate_up, down))
+        inner = gate_up[0].out_features
         struct = ExpertsStruct(
-            ctypes.addressof(ups), ctypes.addressof(downs), len(ups), first, top_k, gate_up[0].out_features
+            ctypes.addressof(ups),
+            ctypes.addressof(downs),
+            len(ups),
+            first,
+            top_k,
+            inner if clamp is None else inner // 2,
+            clamp is not None,
+            *(clamp or (0.0, 0.0)),
         )
         return NativeExperts(struct, (ups, downs, tuple(gate_up), tuple(down)))
 

@@ -226,12 +226,16 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     chunk_size: int | None = None,
+    of_heads: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
     """[T, H, D] -> [T, H, D] float32, one request after the other; kv_cache [2, num_blocks, Hkv, block_size, D], of
     int8 D + 4, in rows.
 
     query_start [R + 1], seq_lens [R], block_table [R, most blocks]. Only tokens that are seen are gathered.
+    `of_heads`, [H] each: sinks, logits that take a share of the softmax, and slopes, what scores gain for each position
+    that a key is further on.
     """
+    sinks, slopes = of_heads
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
     outputs = []
     for r, length in enumerate(seq_lens.tolist()):
@@ -247,9 +251,14 @@ def paged_attention(
         scores = torch.einsum("thd,shd->hts", queries, keys) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
+        if slopes is not None:
+            scores = scores + slopes.view(-1, 1, 1) * (tokens - positions)
         hidden = (tokens > positions) | (tokens <= positions - (window or length))
         hidden |= tokens < positions // (chunk_size or length) * (chunk_size or length)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(queries), 1)], dim=-1)
+        weights = scores.softmax(-1)[..., : len(tokens)]
         outputs.append(torch.einsum("hts,shd->thd", weights, values))
     return torch.cat(outputs)
 

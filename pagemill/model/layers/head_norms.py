@@ -94,6 +94,10 @@ class LayerNormOfEachHead(nn.Module):
             tensor = torch.stack([self._arrived.pop(head) for head in self._heads.here])
         self.weight = tensor.float()[:, self._heads.order().to(tensor.device)]
 
+    def native(self) -> NormWeight:
+        """The form in which native code takes it: a weight for each element of each head."""
+        return NormWeight(self.weight.flatten(), self.eps, centers=True)
+
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide - wide.mean(-1, keepdim=True)

@@ -17,7 +17,6 @@ from pagemill.model.network.operations import Network, Value
 class BloomForCausalLM(CausalLM):
     """Biases in all linear layers but the output head, which is tied."""
 
-    plans_natively = False
     weights = WeightMap(
         stack={
             "embed_tokens": ("word_embeddings",),

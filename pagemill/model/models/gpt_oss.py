@@ -59,7 +59,6 @@ class GptOssForCausalLM(CausalLM):
             "original_max_position_embeddings": 4096,
         },
     }
-    plans_natively = False
     weights = WeightMap(
         stack={"qkv_proj": DECODER_WEIGHTS.stack["qkv_proj"], "gate": ("router",)},
         strip_prefix="model.",

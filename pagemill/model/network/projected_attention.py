@@ -1,5 +1,6 @@
-"""What is between a projection and attention where the usual fusion does not fit: norms of values or over all heads,
-keys that are values too, and layers that read the keys and values of another. For native plans.
+"""What is between a projection and attention where the usual fusion does not fit: norms of values, norms over all heads
+or with weights for each, keys that are values too, and layers that read the keys and values of another. For native
+plans.
 
 Knows operations; no model.
 """
@@ -8,13 +9,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pagemill.model.attention.layer import Attention
-from pagemill.model.layers.head_norms import RMSNormOfAllHeads
+from pagemill.model.layers.head_norms import LayerNormOfEachHead, RMSNormOfAllHeads
 from pagemill.model.layers.norm import RMSNorm
 from pagemill.model.layers.rotary import Rotary
 from pagemill.model.network.operations import Attend, Call, Norm, Operation, PerHead, Rotate, Split, SplitHeads, Value
 from pagemill.model.network.rewrite import Graph
 
-HeadNorm: TypeAlias = RMSNorm | RMSNormOfAllHeads
+HeadNorm: TypeAlias = RMSNorm | RMSNormOfAllHeads | LayerNormOfEachHead
 
 
 @dataclass(eq=False)
@@ -54,9 +55,9 @@ class _Part:
 
 
 def _layer_of(norm: Norm | Call | None) -> HeadNorm | None:
-    """None of what is no RMS norm."""
+    """None of what is another norm, or none."""
     layer = norm.function if isinstance(norm, Call) else None if norm is None else norm.layer
-    return layer if isinstance(layer, RMSNorm | RMSNormOfAllHeads) else None
+    return layer if isinstance(layer, RMSNorm | RMSNormOfAllHeads | LayerNormOfEachHead) else None
 
 
 def fuse_projected_attention(graph: Graph) -> Graph:

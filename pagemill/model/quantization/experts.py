@@ -15,7 +15,8 @@ from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, Li
 class SeparateExperts(ExpertWeights):
     """Each expert in the form in which its method holds linear layers; each computes the tokens that chose it.
 
-    A token's result does not depend on the others: experts are added up in float32, in their order.
+    A token's result does not depend on the others: experts are added up in float32, in their order. A form with a clamp
+    is said before weights are put, its biases before they are applied.
     """
 
     def __init__(self, method: QuantMethod, sizes: ExpertSizes, gate: str) -> None:
@@ -27,7 +28,8 @@ class SeparateExperts(ExpertWeights):
         self._native: dict[tuple[int, int], NativeExperts | None] = {}
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
-        self.gate_up[expert] = self._method.prepare(weight, self._gate)
+        clamped = self.form is not None and self.form.clamp is not None
+        self.gate_up[expert] = self._method.prepare(weight, None if clamped else self._gate)
 
     def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         self.down[expert] = self._method.prepare(weight)
@@ -39,15 +41,24 @@ class SeparateExperts(ExpertWeights):
         return self._native[form]
 
     def _made_native(self, first: int, top_k: int) -> NativeExperts | None:
-        if any(weight.gate is None for weight in self.gate_up.values()):
+        clamp = None if self.form is None else self.form.clamp
+        if any((weight.gate is None) != (clamp is not None) for weight in self.gate_up.values()):
             return None
-        gate_up, down = (
-            [weight for index in range(self._sizes.num_experts) if (weight := side[index].native(None)) is not None]
-            for side in (self.gate_up, self.down)
-        )
-        if min(len(gate_up), len(down)) < self._sizes.num_experts:
-            return None
-        return NativeExperts.of(gate_up, down, first, top_k)
+        gate_up, down = [], []
+        for index in range(self._sizes.num_experts):
+            up_bias, down_bias = self._biases(index)
+            up, back = self.gate_up[index].native(up_bias), self.down[index].native(down_bias)
+            if up is None or back is None:
+                return None
+            gate_up.append(up)
+            down.append(back)
+        return NativeExperts.of(gate_up, down, first, top_k, clamp)
+
+    def _biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        form = self.form
+        biases = (None, None) if form is None else (form.gate_up_bias, form.down_bias)
+        first, second = (None if bias is None else bias[expert] for bias in biases)
+        return first, second
 
     def apply(self, x: Tensor, chosen: Tensor, weights: Tensor, first: int) -> Tensor:
         native = None if torch.compiler.is_compiling() else self.native(first, chosen.shape[1])
@@ -73,10 +84,13 @@ class SeparateExperts(ExpertWeights):
     def _expert(self, expert: int, x: Tensor) -> Tensor:
         gate_up = self.gate_up[expert]
         down = self.down[expert]
-        inner = gate_up.apply(x, None)
+        up_bias, down_bias = self._biases(expert)
+        inner = gate_up.apply(x, up_bias)
+        if self.form is not None and self.form.clamp is not None:
+            return down.apply(self.form.gated(inner), down_bias)
         if inner.shape[1] == self._sizes.inner_size:
-            return down.apply(inner, None)
-        return down.gated_apply(inner, self._gate, None)
+            return down.apply(inner, down_bias)
+        return down.gated_apply(inner, self._gate, down_bias)
 
 
 class StackedExperts(ExpertWeights):

@@ -6,6 +6,7 @@ Knows nothing about instruction sets or threads; see kernels/.
 import ctypes
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pagemill.messages.kv_spec import FullAttentionSpec
@@ -72,14 +73,23 @@ class CpuImpl(AttentionImpl):
             spec.scale,
             spec.soft_cap or 0.0,
         )
+        self._slopes = None if spec.alibi_slopes is None else torch.tensor(spec.alibi_slopes)
+        if self._slopes is not None:
+            self._layer.slopes = self._slopes.data_ptr()
         self._address = ctypes.addressof(self._layer)
 
     def native(self) -> Layer:
+        self._find_sinks()
         return self._layer
+
+    def _find_sinks(self) -> None:
+        if self.spec.has_sinks and self.tensors.sinks is not None:
+            self._layer.sinks = self.tensors.sinks.data_ptr()
 
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: CpuMetadata
     ) -> Tensor:
+        self._find_sinks()
         return native.attention(query, key, value, kv_cache, metadata.address, self._address)
 
     def store(self, key: Tensor, value: Tensor, kv_cache: Tensor, metadata: CpuMetadata) -> None:
@@ -99,6 +109,8 @@ class CpuBackend(AttentionBackend):
         sliding_window=True,
         chunked_local=True,
         soft_cap=True,
+        sinks=True,
+        alibi=True,
         deterministic=True,
     )
     metadata_builder = CpuBuilder

@@ -100,6 +100,14 @@ PM_INLINE void cap_scores(const PmLayer& layer, float* scores, KeyRange columns)
     store(scores + n, cap * tanh_of(load(scores + n) * scale / cap));
 }
 
+// Scores of a row gain `slope` for each position that a key is further on than the one at `own`.
+PM_INLINE void slope_scores(float slope, int64_t own, float* scores, KeyRange columns) {
+  for (int64_t n = columns.begin; n < columns.end; n += LANES) {
+    const vf distance = __builtin_convertvector(lane_index() + (int32_t)(n - own), vf);
+    store(scores + n, fma(distance, splat(slope), load(scores + n)));
+  }
+}
+
 // Scores of keys [columns) of ROWS rows, SEGMENT_KEYS apart, become weights; those outside `visible` weigh nothing, and
 // may be anything. What a row sees begins and ends no earlier than what the one before it sees. take(row, n, weights) gets
 // them, from key n on. Gives maximum and sum. Together, rows wait for each other's latencies and ends of loops once.
@@ -207,7 +215,7 @@ class TileRun {
       T* out = (T*)args_.tensors.out +
                ((tile_.token + r / group_) * layer_.num_heads + kv_head_ * group_ + r % group_) * layer_.head_size;
       const float* row = s_.out + r * s_.out_stride;
-      const vf inverse = splat(1.0f / s_.sum[r]);
+      const vf inverse = splat(1.0f / (s_.sum[r] + sink_of(r)));
       for_vectors(layer_.head_size, [&](int64_t d, int64_t n) { store(out + d, load(row + d) * inverse, n); });
     }
   }
@@ -248,6 +256,23 @@ class TileRun {
     }
   }
 
+  int64_t head_of(int64_t row) const { return kv_head_ * group_ + row % group_; }
+
+  // What the sink of a row's head adds to its sum of weights. Where it outweighs them by more than floats can say, it has
+  // all there is.
+  float sink_of(int64_t row) const {
+    if (!layer_.sinks) return 0.0f;
+    const float exponent = layer_.sinks[head_of(row)] * LOG2_E - s_.maximum[row] * exponent_of_scores(layer_);
+    return exp2_of(splat(exponent < 126.0f ? exponent : 126.0f))[0];
+  }
+
+  // What products are before they are scores: capped, or told how far keys are.
+  void adjust_scores(int64_t row, float* scores, KeyRange columns) const {
+    if (layer_.soft_cap != 0) cap_scores(layer_, scores, columns);
+    if (layer_.slopes)
+      slope_scores(layer_.slopes[head_of(row)] / (float)layer_.scale, tile_.position + row / group_ - base_, scores, columns);
+  }
+
   // The keys of this segment that the token of a row sees.
   KeyRange visible_to(int64_t row) const {
     const int64_t position = tile_.position + row / group_;
@@ -267,7 +292,7 @@ class TileRun {
     KeyRange visible[MAX_ROWS];
     for (int64_t r = 0; r < count; ++r) {
       visible[r] = visible_to(row + r);
-      if (layer_.soft_cap != 0) cap_scores(layer_, s_.scores + r * SEGMENT_KEYS, columns);
+      adjust_scores(row + r, s_.scores + r * SEGMENT_KEYS, columns);
     }
     const float factor = exponent_of_scores(layer_);
     if (count == MAX_ROWS) {
@@ -321,7 +346,7 @@ class TileRun {
       vf highest = {}, poison = {};
       for (int64_t n = columns.begin; n < columns.end; n += LANES)
         store(scores + n, score_of(scores + n, scores + SEGMENT_KEYS + n, query, load(view.key_scales[n / LANES])));
-      if (layer_.soft_cap != 0) cap_scores(layer_, scores, columns);
+      adjust_scores(row + r, scores, columns);
       const KeyRange visible = visible_to(row + r);
       softmax_rows<1>(scores, columns, &visible, exponent_of_scores(layer_), maximum + r, sum + r,
                       [&](int, int64_t n, vf p) {

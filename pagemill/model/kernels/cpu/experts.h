@@ -79,6 +79,20 @@ void route(const RouteArgs& args, int64_t begin, int64_t end) {
   }
 }
 
+void clamp(const ClampArgs& args, int64_t begin, int64_t end) {
+  const vf limit = splat(args.limit), alpha = splat(args.alpha);
+  for (int64_t r = begin; r < end; ++r) {
+    const bf16 *gates = (const bf16*)args.x + r * 2 * args.cols, *ups = gates + args.cols;
+    bf16* out = (bf16*)args.out + r * args.cols;
+    for_vectors(args.cols, [&](int64_t i, int64_t n) {
+      vf gate = load(gates + i, n), up = load(ups + i, n);
+      gate = select(gate > limit, limit, gate);  // NaN stays
+      up = select(up > limit, limit, select(up < -limit, -limit, up));
+      store(out + i, (up + 1.0f) * gate / (1.0f + exp_of(-gate * alpha)), n);
+    });
+  }
+}
+
 void weigh(const WeighArgs& args, int64_t begin, int64_t end) {
   const bf16* parts = (const bf16*)args.parts;
   bf16* out = (bf16*)args.out;

@@ -34,7 +34,7 @@ class ExpertRows {
       if (ops[i].kind != PM_OP_EXPERTS) continue;
       const PmExperts& experts = *ops[i].experts;
       const int64_t choices = rows * experts.top_k;
-      inner = std::max(inner, choices * experts.inner);
+      inner = std::max(inner, choices * experts.inner * (experts.clamped ? 2 : 1));
       parts = std::max(parts, choices * run.widths[ops[i].out]);
       numbers = std::max(numbers, 2 * choices + 2 * experts.count + 2);
       any_ = true;
@@ -95,14 +95,22 @@ class ExpertRows {
       for (int64_t i = 0; i < rows; ++i) memcpy(to + i * width, row_of(i), width * sizeof(element));
       from = to;
     }
-    return {experts.gate_up[expert], from, inner_ + first * experts.inner, rows, width, experts.inner, PM_BFLOAT16};
+    const int64_t given = up_width(experts);
+    return {experts.gate_up[expert], from, inner_ + first * given, rows, width, given, PM_BFLOAT16};
   }
 
-  // Of the layer back, which reads what the first one gave.
+  // Of the layer back, which reads what the first one gave. A clamped gate is computed by each thread that has to do with
+  // the expert: that is sooner done than waited for.
   LinearArgs down_args(const PmExperts& experts, const ExpertPlaces& places, int64_t expert, int64_t width) const {
     const int64_t first = places.start[expert], rows = places.start[expert + 1] - first;
-    return {experts.down[expert], inner_ + first * experts.inner, parts_ + first * width, rows, experts.inner, width,
-            PM_BFLOAT16};
+    const element* from = inner_ + first * up_width(experts);
+    if (experts.clamped) {
+      static thread_local ThreadBuffer gated;
+      element* to = (element*)gated.at_least(rows * experts.inner * (int64_t)sizeof(element));
+      selected->clamp({to, from, experts.inner, (float)experts.alpha, (float)experts.limit}, 0, rows);
+      from = to;
+    }
+    return {experts.down[expert], from, parts_ + first * width, rows, experts.inner, width, PM_BFLOAT16};
   }
 
   // Columns [begin, end) of the sum of a row; experts are added in their order.
@@ -129,6 +137,9 @@ class ExpertRows {
   }
 
  private:
+  // Elements that the first layer of an expert gives.
+  static int64_t up_width(const PmExperts& experts) { return experts.clamped ? 2 * experts.inner : experts.inner; }
+
   static thread_local ThreadBuffer numbers_memory, inner_memory, parts_memory;
   bool any_ = false;
   int32_t* numbers_ = nullptr;

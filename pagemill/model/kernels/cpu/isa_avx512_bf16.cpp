@@ -10,8 +10,8 @@
 #include "write_kv.h"
 
 const KernelTable kernels_avx512_bf16 = {
-    "avx512_bf16", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, weigh, rope,
-    argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend,
-    attend_segment, merge_segments,
+    "avx512_bf16", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, clamp, weigh,
+    rope, argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes,
+    attend, attend_segment, merge_segments,
 };
 #endif

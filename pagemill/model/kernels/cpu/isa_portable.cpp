@@ -9,7 +9,7 @@
 #include "write_kv.h"
 
 const KernelTable kernels_portable = {
-    "portable", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, weigh, rope,
-    argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes, attend,
-    attend_segment, merge_segments,
+    "portable", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, clamp, weigh,
+    rope, argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes,
+    attend, attend_segment, merge_segments,
 };

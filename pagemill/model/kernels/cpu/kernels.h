@@ -28,6 +28,9 @@ struct PmLayer {
   double scale;
   double soft_cap;  // 0: no cap
   int64_t ahead;    // so many keys behind a token's own are seen too: none by decoders
+  // From here on nothing that says who computes what: layers that differ in it only are planned together.
+  const float* sinks;   // [num_heads]: a logit of each that takes its share of the softmax; null: none
+  const float* slopes;  // [num_heads]: what a score gains for each position that a key is further on (ALiBi); null: nothing
 };
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
@@ -102,7 +105,7 @@ struct NormArgs {
   int64_t dtype;
   int64_t weight_dtype;
   float eps;
-  int64_t centers;   // 0: RMS norm; 1: LayerNorm, whose weight has the type `dtype`
+  int64_t centers;   // 0: RMS norm; 1: LayerNorm, whose weight has the type `dtype` or, without a bias, float32
   const void* bias;  // of a LayerNorm, with the type of the weight; may be null
 };
 
@@ -194,6 +197,14 @@ struct WeighArgs {
   const int32_t* positions;  // [count]: which of them; they are added in this order
   const float* weights;      // [count]
   int64_t count, cols;
+};
+
+// (up + 1) * gate * sigmoid(alpha * gate) of a gate of at most `limit` and an up within it either way.
+struct ClampArgs {
+  void* out;      // [rows, cols]
+  const void* x;  // [rows, 2 * cols], gates first
+  int64_t cols;
+  float alpha, limit;
 };
 
 // Requests whose rows lie one after the other in x: those of request r are [starts[r], starts[r + 1]).
@@ -378,6 +389,7 @@ struct KernelTable {
   // Pieces [begin, end) of those of all rows, of which each is cut into `pieces`.
   void (*streams)(const StreamArgs&, int64_t begin, int64_t end, int64_t pieces);
   void (*route)(const RouteArgs&, int64_t begin, int64_t end);
+  void (*clamp)(const ClampArgs&, int64_t begin, int64_t end);
   // Columns [begin, end).
   void (*weigh)(const WeighArgs&, int64_t begin, int64_t end);
   void (*rope)(const RopeArgs&, int64_t begin, int64_t end);

@@ -4,6 +4,7 @@
 #include "layer_plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <new>
 
 #include "attention_plan.h"
@@ -43,7 +44,7 @@ class AttentionPlans {
   // Its number, built when it is new; -1: out of memory.
   int64_t find(const PmOp& op, const PmRun& run, TileOrder order = LONGEST_FIRST) {
     for (int64_t i = 0; i < count_; ++i)
-      if (batches_[i] == run.batches[op.group] && memcmp(&args_[i].layer, &op.layer, sizeof op.layer) == 0) return i;
+      if (batches_[i] == run.batches[op.group] && memcmp(&args_[i].layer, &op.layer, offsetof(PmLayer, sinks)) == 0) return i;
     if (count_ == MAX_PLANS) return -1;
     args_[count_] = {{}, *run.batches[op.group], op.layer};
     batches_[count_] = run.batches[op.group];

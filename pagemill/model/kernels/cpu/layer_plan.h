@@ -43,12 +43,14 @@ enum PmOpKind : int64_t {
 
 // The experts of a layer; `ExpertsStruct` in mirrors.py mirrors it.
 struct PmExperts {
-  const PmLinear* gate_up;  // [count], each with its gate: [T, width] -> [T, inner]
+  const PmLinear* gate_up;  // [count], each with its gate, unless `clamped`: [T, width] -> [T, inner]
   const PmLinear* down;     // [count]: [T, inner] -> [T, width]
   int64_t count;
   int64_t first;  // what a router calls the first one; those that are not here add nothing
   int64_t top_k;
   int64_t inner;
+  int64_t clamped;  // whether gate_up has no gate, and what it gives goes through one as ClampArgs has it
+  double alpha, limit;
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -61,7 +63,7 @@ struct PmOp {
   const void* weight;  // the norm's; of the query's norm for PREPARE
   const void* second_weight;  // of the key's norm; the bias of a LayerNorm
   int64_t weight_dtype;
-  int64_t centers;  // whether NORM is a LayerNorm
+  int64_t centers;  // whether NORM is a LayerNorm, or norms of PREPARE are: of each head, with float32 weights of its own
   int64_t stored;  // whether the result of NORM is read when all is done, or after the next one: it is in `out` then, of any
                    // number of rows, when threads have waited for each other
   double eps;

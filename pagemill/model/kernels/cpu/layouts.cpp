@@ -16,7 +16,7 @@ const int64_t BATCH[] = {sizeof(PmBatch), AT(PmBatch, query_start), AT(PmBatch, 
                          AT(PmBatch, block_table_stride), AT(PmBatch, block_size)};
 const int64_t LAYER[] = {sizeof(PmLayer), AT(PmLayer, num_heads), AT(PmLayer, num_kv_heads), AT(PmLayer, head_size),
                          AT(PmLayer, window), AT(PmLayer, chunk), AT(PmLayer, scale), AT(PmLayer, soft_cap),
-                         AT(PmLayer, ahead)};
+                         AT(PmLayer, ahead), AT(PmLayer, sinks), AT(PmLayer, slopes)};
 const int64_t LINEAR[] = {sizeof(PmLinear), AT(PmLinear, weight), AT(PmLinear, bias), AT(PmLinear, format),
                           AT(PmLinear, rows), AT(PmLinear, cols), AT(PmLinear, gate), AT(PmLinear, activation),
                           AT(PmLinear, order)};
@@ -32,7 +32,8 @@ const int64_t ROUTING[] = {sizeof(PmRouting), AT(PmRouting, num_experts), AT(PmR
                            AT(PmRouting, renormalize), AT(PmRouting, num_groups), AT(PmRouting, top_groups),
                            AT(PmRouting, group_by_two), AT(PmRouting, scale), AT(PmRouting, correction)};
 const int64_t EXPERTS[] = {sizeof(PmExperts), AT(PmExperts, gate_up), AT(PmExperts, down), AT(PmExperts, count),
-                           AT(PmExperts, first), AT(PmExperts, top_k), AT(PmExperts, inner)};
+                           AT(PmExperts, first), AT(PmExperts, top_k), AT(PmExperts, inner),
+                           AT(PmExperts, clamped), AT(PmExperts, alpha), AT(PmExperts, limit)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
                        AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};

@@ -183,10 +183,18 @@ class PlanRows {
   }
 
   void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
+    if (op.centers) return center_heads(op, heads, (const float*)weight, count);
     const int64_t size = op.whole_norms ? count * op.layer.head_size : op.layer.head_size;
     const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
                            (float)op.eps, 0, nullptr};
     selected->norm(args, 0, op.whole_norms ? 1 : count);
+  }
+
+  void center_heads(const PmOp& op, element* heads, const float* weights, int64_t count) const {
+    const int64_t size = op.layer.head_size;
+    for (int64_t h = 0; h < count; ++h, heads += size, weights += size)
+      selected->norm({heads, heads, nullptr, nullptr, weights, size, 1, size, PM_BFLOAT16, PM_FLOAT32, (float)op.eps, 1,
+                      nullptr}, 0, 1);
   }
 
   // Query and key lie side by side, so they are rotated together.

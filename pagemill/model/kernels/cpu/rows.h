@@ -52,9 +52,9 @@ const T* norm_input(const NormArgs& args, int64_t r) {
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias, rounded once, as torch's layer_norm.
-template <class T>
+template <class T, class W>
 void centered_norm_as(const NormArgs& args, int64_t begin, int64_t end) {
-  const T *weight = (const T*)args.weight, *bias = (const T*)args.bias;
+  const W *weight = (const W*)args.weight, *bias = (const W*)args.bias;
   for (int64_t r = begin; r < end; ++r) {
     const T* x = norm_input<T>(args, r);
     const vf mean = splat(mean_of(x, args.cols, [](vf v) { return v; }));
@@ -83,8 +83,11 @@ void norm_as(const NormArgs& args, int64_t begin, int64_t end) {
 }
 
 void norm(const NormArgs& args, int64_t begin, int64_t end) {
-  if (args.centers)
-    return args.dtype == PM_FLOAT32 ? centered_norm_as<float>(args, begin, end) : centered_norm_as<bf16>(args, begin, end);
+  if (args.centers) {
+    if (args.dtype == PM_FLOAT32) return centered_norm_as<float, float>(args, begin, end);
+    if (args.weight_dtype == PM_FLOAT32) return centered_norm_as<bf16, float>(args, begin, end);
+    return centered_norm_as<bf16, bf16>(args, begin, end);
+  }
   if (args.dtype == PM_FLOAT32) return norm_as<float, float>(args, begin, end);
   if (args.weight_dtype == PM_FLOAT32) return norm_as<bf16, float>(args, begin, end);
   norm_as<bf16, bf16>(args, begin, end);

@@ -1,6 +1,7 @@
 """`MergedExperts`: the experts of one layer whose weights a checkpoint has in one tensor for all, as [in, out].
 
-On a GPU they are held and computed as those of other models; on a CPU one after the other, in plain torch.
+On a GPU, and on a CPU in bfloat16 where there are kernels, they are held and computed as those of other models;
+elsewhere one after the other, in plain torch.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pagemill.model.distributed.split import even_split, padded_split
+from pagemill.model.kernels.linear import packs_natively
 from pagemill.model.kernels.moe import ExpertForm
+from pagemill.model.kernels.native_experts import NativeExperts
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.experts import Experts
 from pagemill.model.loading.packed_weight import PackedWeight
@@ -36,9 +39,9 @@ class MergedForm:
     """Whether a token's weight multiplies what an expert gets, instead of what it gives."""
 
 
-def _fuses(device: torch.device) -> bool:
+def _fuses(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for all experts together."""
-    return device.type != "cpu"
+    return device.type != "cpu" or (dtype == torch.bfloat16 and packs_natively())
 
 
 class MergedExperts(Experts):
@@ -69,7 +72,7 @@ class MergedExperts(Experts):
         self._adds_bias = ctx.expert_parallel or group.rank == 0
         self.sizes = ExpertSizes(len(self.held), sizes[0], len(self._inner))
         self.weights: ExpertWeights | None = None
-        """On a GPU, where `gate_up` and `down` are empty."""
+        """Where there are kernels, and `gate_up` and `down` are empty."""
         self.gate_up = self.down = torch.empty(0)
         """[X, E, 2 * I], gates first, and [X, I, E]."""
         self.gate_up_bias = self.down_bias = torch.empty(0)
@@ -110,7 +113,7 @@ class MergedExperts(Experts):
         weights = (
             arrange(one, whole) for one in self._method.decode_merged(name, self._arrived.pop(name), self._dtype)
         )
-        if _fuses(tensor.device):
+        if _fuses(tensor.device, self._dtype):
             self._hold(name, weights, tensor.device)
         else:
             setattr(self, name.removesuffix("_proj"), self._multiplied(name, weights, tensor.device))
@@ -118,6 +121,8 @@ class MergedExperts(Experts):
     def _hold(self, name: str, weights: Iterator[Tensor | QuantizedTensor], device: torch.device) -> None:
         if self.weights is None:
             self.weights = self._method.experts(self.sizes, self._dtype, device, "silu")
+            if device.type == "cpu":
+                self.weights.form = self.form.gate
         put = self.weights.put_gate_up if name == "gate_up_proj" else self.weights.put_down
         for index, weight in enumerate(weights):
             put(index, weight)
@@ -176,12 +181,22 @@ class MergedExperts(Experts):
                 out.index_add_(0, tokens, self._weighted(index, x[tokens], share[tokens]))
         return out.to(x.dtype)
 
-    def _fused(self, held: ExpertWeights, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """All experts by the kernels for them."""
+    def native(self, top_k: int) -> NativeExperts | None:
+        if self.weights is None or self.form.weighs_inputs:
+            return None
+        self._complete_form(self.weights)
+        return super().native(top_k)
+
+    def _complete_form(self, held: ExpertWeights) -> None:
+        """Tell of the biases, which have all arrived."""
         if self._whole_form is None:
             down_bias = self.down_bias if self.form.biases and self._adds_bias else None
             gate_up_bias = self.gate_up_bias if self.form.biases else None
             held.form = self._whole_form = replace(self.form.gate, gate_up_bias=gate_up_bias, down_bias=down_bias)
+
+    def _fused(self, held: ExpertWeights, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """All experts by the kernels for them."""
+        self._complete_form(held)
         if not self.form.weighs_inputs:
             return held.apply(x, chosen, weights, self.held.start)
         # Each slot is a token of its own, whose weight is in its inputs.

@@ -65,6 +65,8 @@ class Paged:
     window: int | None
     soft_cap: float | None
     chunk_size: int | None = None
+    sinks: torch.Tensor | None = None
+    slopes: torch.Tensor | None = None
 
     def run(self, write: bool = True) -> torch.Tensor:
         """Through the native kernel."""
@@ -82,6 +84,10 @@ class Paged:
             self.scale,
             self.soft_cap or 0.0,
         )
+        if self.sinks is not None:
+            layer.sinks = self.sinks.data_ptr()
+        if self.slopes is not None:
+            layer.slopes = self.slopes.data_ptr()
         key, value = (self.key, self.value) if write else (None, None)
         return native.attention(
             self.query, key, value, self.kv_cache, native.ctypes.addressof(batch), native.ctypes.addressof(layer)
@@ -156,5 +162,5 @@ def expected(case: Paged) -> torch.Tensor:
     """The reference on the cache as the kernel left it."""
     return reference.paged_attention(
         case.query, reference.unpacked_cache(case.kv_cache), case.query_start, case.seq_lens, case.block_table,
-        case.scale, case.window, case.soft_cap, case.chunk_size,
+        case.scale, case.window, case.soft_cap, case.chunk_size, (case.sinks, case.slopes),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import GELU_TANH, SILU, pack_bf16
-from pagemill.model.kernels.moe import form_of, reference_experts, reference_route
+from pagemill.model.kernels.moe import ExpertForm, form_of, reference_experts, reference_route
 from pagemill.model.kernels.native_experts import NativeExperts, NativeRouting
 from pagemill.model.kernels.routing import Routing
 from tests.marks import slow
@@ -67,6 +67,23 @@ def test_they_are_weighted_sums(isa: str, num_tokens: int, first: int, gate: str
     layer, gate_up, down = made(first, 3, gate)
     expected = reference_experts(x, gate_up, down, chosen, weights, first, form_of(gate))
     torch.testing.assert_close(layer.apply(x, chosen, weights), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_gates_with_a_clamp_and_biases(isa: str, num_tokens: int) -> None:
+    x = random(num_tokens, SIZE).bfloat16()
+    chosen, weights = reference_route(random(num_tokens, COUNT, seed=3), Routing(3, renormalize=True))
+    _, gate_up, down = made(0, 3)
+    form = ExpertForm(
+        clamp=(1.7, 0.4), gate_up_bias=random(COUNT, 2 * INNER).bfloat16(), down_bias=random(COUNT, SIZE).bfloat16()
+    )
+    ups, downs = (
+        [pack_bf16(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        for weights, biases in ((gate_up, form.gate_up_bias), (down, form.down_bias))
+    )
+    layer = NativeExperts.of(ups, downs, 0, 3, form.clamp)
+    expected = reference_experts(x, gate_up, down, chosen, weights, 0, form)
+    torch.testing.assert_close(layer.apply(x, chosen, weights), expected, rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -99,6 +99,9 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
         ("olmo3", {}),
         ("qwen2-moe", {}),
         slow("glm4-moe", {}),
+        ("gpt-oss", {}),
+        ("bloom", {}),
+        ("stablelm-12b", {}),
     ],
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):

@@ -101,6 +101,27 @@ def test_soft_cap(isa: str, dtype: torch.dtype, soft_cap: float) -> None:
     check(make_paged(MIXED, soft_cap=soft_cap, dtype=dtype, window=50))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("threads", [1, slow(3)])
+def test_sinks_and_slopes(isa: str, dtype: torch.dtype, kv_dtype: torch.dtype | None, threads: int) -> None:
+    """Also of heads whose sink is far above all scores, or below. Keys of one request are shared by threads."""
+    sinks = torch.tensor([0.5, -3.0, 4.0, 200.0, -200.0, 1e6])
+    slopes = torch.tensor([0.25, 0.0, 1.0, 0.1, 0.01, 0.5])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for lengths in (MIXED, [(1, 900)]):
+            case = make_paged(lengths, dtype=dtype, kv_dtype=kv_dtype)
+            for more in ({"sinks": sinks}, {"slopes": slopes}, {"sinks": sinks, "slopes": slopes}):
+                one = replace(case, **more)
+                found = one.run()
+                tolerance = 2e-5 if dtype == torch.float32 and kv_dtype is None else 3e-2
+                torch.testing.assert_close(found.float(), expected(one), rtol=tolerance, atol=tolerance)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("seed", [*range(4), *map(slow, range(4, 12))])
 def test_random_batches(isa: str, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
