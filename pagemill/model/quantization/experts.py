@@ -29,9 +29,11 @@ class SeparateExperts(ExpertWeights):
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         clamped = self.form is not None and self.form.clamp is not None
+        self._native.clear()
         self.gate_up[expert] = self._method.prepare(weight, None if clamped else self._gate)
 
     def put_down(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
+        self._native.clear()
         self.down[expert] = self._method.prepare(weight)
 
     def native(self, first: int, top_k: int) -> NativeExperts | None:
