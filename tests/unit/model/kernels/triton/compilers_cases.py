@@ -264,15 +264,22 @@ def test_workers_with_one_folder_compile_at_once(tmp_path):
         Child(f"{HERE}:compile_as_a_worker", "worker 1", folder) as second,
     ):
         for worker in (first, second):
-            assert worker.report(60) == b"compiling"
-            assert worker.report(60) == b"_gated_many _gather_pair"
-        assert first.wait(60) == second.wait(60) == 0
+            assert worker.report(120) == b"compiling"
+            assert worker.report(120) == b"_gated_many _gather_pair"
+        assert first.wait(120) == second.wait(120) == 0
+
+
+def wait_as_a_worker(folder, report):
+    """The same, whose processes never answer."""
+    compilers.ENTRY = f"{HERE}:hang"
+    compile_as_a_worker(folder, report)
 
 
 def test_no_process_outlives_a_worker_that_is_killed_while_it_compiles(tmp_path):
-    with Child(f"{HERE}:compile_as_a_worker", "worker", str(tmp_path).encode()) as worker:
-        assert worker.report(60) == b"compiling"
-        compiling = psutil.Process(worker.pid).children()
-        assert compiling
+    with Child(f"{HERE}:wait_as_a_worker", "worker", str(tmp_path).encode()) as worker:
+        compiling = []
+        while not compiling:
+            assert worker.exit_status is None
+            compiling = psutil.Process(worker.pid).children()
         worker.kill()
     assert not psutil.wait_procs(compiling, 60)[1]
