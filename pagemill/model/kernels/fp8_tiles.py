@@ -42,8 +42,8 @@ _OVERLAP = 0.4
 
 
 def available(device: torch.device) -> bool:
-    """Whether products there are computed in tiles of our choice."""
-    return is_hopper(device) and _plans(device).has_library
+    """Whether products there are computed in tiles of our choice. A compiler, which looks inside, is told no."""
+    return not torch.compiler.is_compiling() and is_hopper(device) and _plans(device).has_library
 
 
 def choose(kind: Kind, outputs: int, rows: int, processors: int) -> Tile:

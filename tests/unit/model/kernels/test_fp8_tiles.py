@@ -143,3 +143,11 @@ def test_without_a_library(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
         plans = Plans(fp8_tiles._library(), H200)
         monkeypatch.setattr(fp8_tiles, "_plans", lambda device, plans=plans: plans)
         assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is None
+
+
+def test_a_compiler_is_told_that_there_are_no_tiles(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
+    device = torch.device("cpu")
+    assert fp8_tiles.available(device)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not fp8_tiles.available(device)
+    assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is None

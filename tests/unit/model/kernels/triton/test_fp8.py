@@ -122,6 +122,15 @@ def test_which_rows_are_quantized():
     assert not fp8.quantizes(33, torch.bfloat16, torch.empty(40, 48))
 
 
+def test_few_rows_are_quantized_where_there_are_tiles_for_them(monkeypatch):
+    monkeypatch.setattr(fp8, "available", lambda device: True)
+    weight = torch.empty(32, 48)
+    assert fp8.quantizes(2, torch.bfloat16, weight)
+    assert not fp8.quantizes(1, torch.bfloat16, weight)
+    assert not fp8.quantizes(2, torch.float32, weight)
+    assert not fp8.quantizes(2, torch.bfloat16, torch.empty(32, 40))
+
+
 def exact(x: torch.Tensor, weight: torch.Tensor, factors: torch.Tensor, bias, gate) -> torch.Tensor:
     result = x.double() @ (weight.double() * factors.double().unsqueeze(1)).T
     if bias is not None:
