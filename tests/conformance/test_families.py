@@ -124,6 +124,7 @@ def test_greedy_continuations_in_a_batch_equal_the_reference(runs: Runs, case: s
         ("falcon-h1", "hidden_act", "gelu"),
         ("qwen3-next", "hidden_act", "gelu"),
         ("olmoe", "clip_qkv", 0.3),
+        ("phi", "tie_word_embeddings", True),
     ],
 )
 def test_a_field_that_nothing_here_computes_is_refused_by_name(

@@ -39,6 +39,7 @@ def edit(folder: Path, **changes: Any) -> None:
         ("gemma2-uncapped", CAPS),
         ("cohere", ("logit_scale",)),
         ("exaone4", ("sliding_window",)),
+        ("phi3-longrope-within", ("original_max_position_embeddings",)),
         ("gemma3n", CAPS),
         ("llama4-two-experts", ("no_rope_layers",)),
     ],

@@ -22,6 +22,8 @@ from pagemill.model.models.decoder import (
 class PhiForCausalLM(CausalLM):
     """The output head has a bias, too."""
 
+    # A head that is the embedding and has a bias of its own is read nowhere.
+    only: ClassVar[Mapping[str, Any]] = {"tie_word_embeddings": False}
     rope_defaults: ClassVar[Mapping[str, Any]] = {"partial_rotary_factor": 0.5}
     weights = WeightMap(
         stack={
