@@ -171,6 +171,7 @@ ROWS: tuple[Row, ...] = (
     Row("8b-long-16k", LONG, "long_16k", _many(1.05)),
     Row("8b-fp8-batch1", FP8, "single", _decode(ratio=1.3, recorded=271)),
     Row("8b-fp8-256", FP8, "many_256", _many(1.05, 12_381)),
+    Row("8b-fp8-few", FP8, "few", _few(1_942, 5_269, 8_572)),
     Row("8b-fp8-busy", FP8, "busy_256", BUSY),
     Row("8b-fp8-blocks-busy", FP8_BLOCKS, "busy_256", BUSY),
     Row("8b-fp8-blocks-batch1", FP8_BLOCKS, "single", _decode(least=348)),

@@ -79,7 +79,7 @@ def test_logits_of_a_classifier(classifier):
 def test_what_a_classifier_cannot_do_has_a_reason(classifier):
     _, url = classifier
     status, _, message = refused(url, "/v1/embeddings", input="a")
-    assert status == 404 and "classes" in message
+    assert status == 404 and "/classify" in message
     assert refused(url, "/score", text_1="a", text_2="b")[0] == 404
     assert refused(url, "/classify", input="x" * 900)[0] == 400
     assert refused(url, "/classify", input=[])[:2] == (400, "input")
