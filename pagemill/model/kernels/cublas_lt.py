@@ -46,13 +46,13 @@ class Kind(Enum):
 
 
 class Algo(ctypes.Structure):
-    """cublasLtMatmulAlgo_t."""
+    """An algorithm with its settings, whose bytes only the library reads: cublasLtMatmulAlgo_t."""
 
     _fields_ = [("data", c_uint64 * 8)]
 
 
 class Result(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t."""
+    """An algorithm and what running it takes, as the library tells: cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
         ("algo", Algo), ("workspace", c_size_t), ("state", c_int), ("waves", c_float), ("reserved", c_int * 4),

@@ -58,7 +58,7 @@ class Compiler:
         return msgspec.msgpack.decode(answer, type=Answer).problem
 
     def close(self) -> None:
-        """End the process."""
+        """End the compiling process; what it has begun is lost."""
         os.close(self._orders)
         self._child.kill()
 
