@@ -353,6 +353,15 @@ def run_kind(kind: str, rows: tuple[int, ...], seconds: float) -> None:
         kernel_names(named)
 
 
+def num_failed(children: list[subprocess.Popen[str]]) -> int:
+    """Have processes that wait for a line measure, one after the other; how many end with an error."""
+    failed = 0
+    for child in children:
+        child.communicate("begin\n")
+        failed += child.returncode != 0
+    return failed
+
+
 def main() -> None:
     """Run every kind in a process, which starts while the one before measures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -372,11 +381,7 @@ def main() -> None:
         subprocess.Popen([*command, "--child", kind], stdin=subprocess.PIPE, text=True)
         for kind in asked.only.split(",")
     ]
-    failed = 0
-    for child in children:
-        child.communicate("begin\n")
-        failed += child.returncode != 0
-    sys.exit(failed)
+    sys.exit(num_failed(children))
 
 
 if __name__ == "__main__":

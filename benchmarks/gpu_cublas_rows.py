@@ -220,11 +220,7 @@ def main() -> None:
         for kind in kinds
         if kind == "fp8-blocks"
     ]
-    failed = 0
-    for child in children:
-        child.communicate("begin\n")
-        failed += child.returncode != 0
-    sys.exit(failed)
+    sys.exit(gpu_cublas.num_failed(children))
 
 
 if __name__ == "__main__":

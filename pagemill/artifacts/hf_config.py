@@ -105,7 +105,8 @@ def laid_over(config: dict[str, Any], overrides: Mapping[str, object]) -> dict[s
     full = dict(parameters["full_attention"] if per_kind else parameters)
     scaling = overrides.get("rope_scaling", _MISSING)
     if scaling is None or isinstance(scaling, dict):
-        full = {name: full[name] for name in ("rope_theta",) if name in full} | (scaling or {"rope_type": "default"})
+        theta = {"rope_theta": full["rope_theta"]} if "rope_theta" in full else {}
+        full = theta | (scaling or {"rope_type": "default"})
     if "rope_theta" in overrides:
         full["rope_theta"] = overrides["rope_theta"]
     changed = parameters | {"full_attention": full} if per_kind else full

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from pagemill.model.kernels.cublas_lt import CONFIG_TYPES, Algo
+from pagemill.model.kernels import eight_bits, fp8
+from pagemill.model.kernels.cublas_lt import CONFIG_TYPES, Algo, Kind
+from pagemill.model.quantization import fp8_blocks
 
 OFFERED = {
     "algorithm": 66, "tile": 20, "split": 1, "reduction": 0, "swizzle": 0, "custom": 3, "stages": 36, "inner": 0,
@@ -170,3 +173,13 @@ def _factors(address: int, mode: int, shape: torch.Size) -> torch.Tensor:
     if mode == 4:
         return found.view(groups, outputs).repeat_interleave(128, 0)[:size]
     return found.view(blocks, groups).T.repeat_interleave(128, 0)[:size].repeat_interleave(128, 1)[:, :outputs]
+
+
+def quantized(kind: Kind, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Rows [M, K] and a weight [N, K], each as 8-bit floats and factors, as `fp8_tiles.multiply` takes them."""
+    if kind is Kind.FP8_ROWS:
+        return fp8.reference_quantize(x), fp8.reference_quantize(weight)
+    numbers, factors = eight_bits.reference_quantize(x, eight_bits.BLOCK, fp8.FP8)
+    held = fp8_blocks.quantize(weight)
+    made = eight_bits.blocks_of_floats(held.values, held.scales)
+    return (numbers, factors.contiguous()), (made.values, made.scales)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import eight_bits, fp8
 from pagemill.model.kernels.cublas_lt import Kind
 from pagemill.model.kernels.fp8_tiles import MOST_ROWS, multiply
-from pagemill.model.quantization import fp8_blocks
+from tests.fakes.cublas_library import quantized
 from tests.fakes.triton_interpreter import DEVICE
 
 pytestmark = [
@@ -21,12 +20,7 @@ ROWS = (33, 40, 64, 65, 100, 128, 192, 256, 257, 384, MOST_ROWS)
 def operands(kind: Kind, rows: int, outputs: int, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     torch.manual_seed(rows)
     x, weight = torch.randn(rows, size, device="cuda"), torch.randn(outputs, size, device="cuda") / size**0.5
-    if kind is Kind.FP8_ROWS:
-        return fp8.reference_quantize(x), fp8.reference_quantize(weight)
-    numbers, factors = eight_bits.reference_quantize(x, eight_bits.BLOCK, fp8.FP8)
-    held = fp8_blocks.quantize(weight)
-    made = eight_bits.blocks_of_floats(held.values, held.scales)
-    return (numbers, factors.contiguous()), (made.values, made.scales)
+    return quantized(kind, x, weight)
 
 
 def by_torch(kind: Kind, rows: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> Tensor:

@@ -64,14 +64,15 @@ def multiply(kind: Kind, rows: tuple[Tensor, Tensor], weight: tuple[Tensor, Tens
     numbers, factors = rows
     values, scales = weight
     num_rows, size = numbers.shape
-    if torch.compiler.is_compiling() or not 0 < num_rows <= MOST_ROWS or not is_hopper(numbers.device):
+    if not 0 < num_rows <= MOST_ROWS or not available(numbers.device):
         return None
     out = torch.empty(num_rows, len(values), dtype=torch.bfloat16, device=numbers.device)
     addresses = values.data_ptr(), numbers.data_ptr(), out.data_ptr()
     dense = all(each.is_contiguous() for each in (numbers, values, factors, scales.t()))
     if not dense or any(address % ALIGNMENT for address in addresses):
         return None
-    plans, sizes = _plans(numbers.device), (num_rows, len(values), size)
+    plans = _plans(numbers.device)
+    sizes = num_rows, len(values), size
     plan = plans.plan(kind, sizes, (scales.data_ptr(), factors.data_ptr()))
     if plan is None:
         return None

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import eight_bits, fp8, fp8_tiles
+from pagemill.model.kernels import eight_bits, fp8_tiles
 from pagemill.model.kernels.cublas_lt import CublasError, CublasLt, Kind
 from pagemill.model.kernels.fp8_tiles import MOST_ROWS, Plans, choose, multiply
-from pagemill.model.quantization import fp8_blocks
-from tests.fakes.cublas_library import OFFERED, REFUSED_TILE, FakeCublas
+from tests.fakes.cublas_library import OFFERED, REFUSED_TILE, FakeCublas, quantized
 
 H200 = 132
 OURS = {"split": 1, "reduction": 0, "custom": 0, "cluster": 2}
@@ -34,12 +33,7 @@ def rows_and_weight(
     generator = torch.Generator().manual_seed(num_rows)
     x = torch.randn(num_rows, size, generator=generator)
     weight = torch.randn(outputs, size, generator=generator) / 16
-    if kind is Kind.FP8_ROWS:
-        return fp8.reference_quantize(x), fp8.reference_quantize(weight)
-    numbers, factors = eight_bits.reference_quantize(x, eight_bits.BLOCK, fp8.FP8)
-    held = fp8_blocks.quantize(weight)
-    made = eight_bits.blocks_of_floats(held.values, held.scales)
-    return (numbers, factors.contiguous()), (made.values, made.scales)
+    return quantized(kind, x, weight)
 
 
 def expected(kind: Kind, rows: tuple[Tensor, ...], weight: tuple[Tensor, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from pagemill.model.kernels.linear import GELU_TANH, SILU, pack_bf16
 from pagemill.model.kernels.moe import ExpertForm, form_of, reference_experts, reference_route
 from pagemill.model.kernels.native_experts import NativeExperts, NativeRouting
 from pagemill.model.kernels.routing import Routing
+from tests.fakes.routings import ROUTINGS
 from tests.marks import slow
 
 pytestmark = pytest.mark.cases(one_in=4)
@@ -28,16 +29,7 @@ def made(first: int, top_k: int, gate: str = "silu") -> tuple[NativeExperts, Ten
     return NativeExperts.of(ups, [pack_bf16(weight) for weight in down], first, top_k), gate_up, down
 
 
-@pytest.mark.parametrize(
-    "routing",
-    [
-        Routing(2),
-        Routing(3, renormalize=True, scale=2.5),
-        Routing(1, sigmoid=True),
-        Routing(3, num_groups=4, top_groups=2),
-        Routing(4, sigmoid=True, renormalize=True, num_groups=4, top_groups=3, group_by_two=True, scale=2.5),
-    ],
-)
+@pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("num_experts", [8, 12, 60])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_it_routes_as_the_reference(isa: str, routing: Routing, num_experts: int, corrected: bool) -> None:

@@ -10,6 +10,7 @@ from pagemill.model.kernels.routing import Routing
 from pagemill.model.quantization.experts import StackedExperts
 from pagemill.model.quantization.interface import ExpertSizes
 from pagemill.model.quantization.invariant import InvariantExperts
+from tests.fakes.routings import ROUTINGS
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
 
@@ -27,16 +28,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize(
-    "routing",
-    [
-        Routing(2),
-        Routing(3, renormalize=True, scale=2.5),
-        Routing(1, sigmoid=True),
-        Routing(3, num_groups=4, top_groups=2),
-        Routing(4, sigmoid=True, renormalize=True, num_groups=4, top_groups=3, group_by_two=True, scale=2.5),
-    ],
-)
+@pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("num_experts", [8, 12])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_routes_as_the_reference(routing: Routing, num_experts: int, with_bias: bool):

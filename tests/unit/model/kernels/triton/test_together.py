@@ -1,29 +1,19 @@
 """Kernels are compiled together, and none is launched in a precompilation."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fakes.own_process import run_cases
 from tests.fakes.triton_interpreter import DEVICE
 
 from pagemill.model.kernels.triton import launch, linear, norm  # isort: skip
 
-ROOT = Path(__file__).resolve().parents[5]
-CASES = Path(__file__).with_name("together_cases.py")
-
 
 @pytest.mark.slow
 def test_cases_of_the_compiler():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "no:cacheprovider", str(CASES)]
-    result = subprocess.run(
-        command, env=environment | {"PYTHONPATH": str(ROOT)}, cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    run_cases(Path(__file__).with_name("together_cases.py"), timeout_s=200)
 
 
 def test_products_of_a_precompilation_have_their_shape_and_are_not_computed(monkeypatch):
