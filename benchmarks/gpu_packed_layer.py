@@ -29,9 +29,10 @@ HIDDEN, INNER, MIXED, QKV, GROUP, LAYERS = 4096, 12288, 4096, 6144, 128, 36
 EPS = 1e-6
 CONFIGS: tuple[dict[str, Any], ...] = (
     {},
-    {"stages": 3},
+    {"stages": 4},
     {"stages": 5},
-    {"stages": 6},
+    {"limit": 1},
+    {"limit": 3},
     {"num_warps": 16},
 )
 PAUSE = 20_000

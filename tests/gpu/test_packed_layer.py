@@ -93,6 +93,33 @@ def test_every_number_of_rows(sizes: tuple[int, int, int]):
             assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
+@pytest.mark.usefixtures("launches")
+def test_other_numbers_of_rows_from_launch_to_launch():
+    """What a launch leaves to the next ones does not depend on its rows."""
+    layer = random_layer(*SIZES[0])
+    kernel = kernel_of(layer)
+    cases = {rows: inputs_of(rows, layer) for rows in (1, 3, 8)}
+    first = {rows: kernel.run(attended, residual.clone()) for rows, (attended, residual) in cases.items()}
+    for rows in (8, 1, 8, 3, 3, 1, 1, 8):
+        attended, residual = cases[rows]
+        found = kernel.run(attended, residual.clone())
+        assert all(torch.equal(one, two) for one, two in zip(first[rows], found, strict=True))
+
+
+@pytest.mark.usefixtures("launches")
+def test_rows_of_zeros_and_of_no_numbers():
+    """A 0 is not taken for what was not written yet, nor does one row disturb others."""
+    layer = random_layer(*SIZES[0])
+    kernel = kernel_of(layer)
+    attended, residual = inputs_of(4, layer)
+    attended[1], residual[1], residual[2] = 0, 0, float("nan")
+    qkv, total = kernel.run(attended, residual.clone())
+    assert qkv[2].isnan().all() and total[2].isnan().all()
+    kept = [0, 1, 3]
+    for found, expected in zip((qkv, total), wanted(attended[kept], residual[kept], layer), strict=True):
+        close(found[kept], expected)
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.usefixtures("launches")
 def test_layers_one_after_the_other_in_a_captured_graph(rows: int):

@@ -1,13 +1,15 @@
 """Everything between two attentions of a decoder layer, for 1 to 8 rows and weights of 4-bit integers, as one kernel:
 the o projection, the residual's sum and norm, gate and up, the activation, down, the next sum and norm, and qkv.
 
-128 programs, one on each multiprocessor, which meet at barriers over the whole GPU. Each owns outputs of every product
-and all their inputs, so that nothing is summed between programs. The weights pass through a ring in shared memory: one
-warp asks for tiles (TMA) without regard to the barriers, so that weights keep coming while the others wait for inputs.
+128 programs, one on each multiprocessor. Each owns outputs of every product and all their inputs, so that nothing is
+summed between programs. The weights pass through a ring in shared memory: one warp asks for tiles (TMA), without
+regard to what the others wait for, but never for more than a few at a time, or what programs tell each other
+would wait behind them.
 
-Integers are multiplied by the tensor cores, 16 outputs by 128 inputs a warp at a time (packed_layer_asm.py); warps have
-inputs of their own. The 8 columns of the other operand are the rows, each as often as it fits. A norm's factor
-multiplies the sums, so that its inputs are written once, by the program that owns them.
+Programs do not meet: what one writes for the others, inputs of the next product and sums of squares, is never 0, and
+what was not written yet is (packed_layer_products.py). There are two copies of that memory, for launches by turns, and
+a launch sets the copy of the next one to 0. A norm's factor multiplies the sums, so that its inputs are written once,
+by the program that owns them.
 
 Two of these kernels at once could each have half of the multiprocessors, and wait for ever for the other half of their
 programs: after some seconds they stop with an error. An engine has one stream for all its steps, so it never runs two;
@@ -30,36 +32,15 @@ from pagemill.model.kernels.packed import Packed
 from pagemill.model.kernels.packed_layer import HIDDEN, MAX_ROWS, PROGRAMS, LayerWeights
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gluon_launch import let_next_start, wait_for_inputs
-from pagemill.model.kernels.triton.packed_layer_asm import (
-    FIRST_SUM,
-    FIRST_SUM_ARGS,
-    MEET,
-    MEET_ARGS,
-    PRODUCT,
-    PRODUCT_ARGS,
-)
+from pagemill.model.kernels.triton.packed_layer_products import ARGS, barriers, places, products
 
 NUM_WARPS = 8
-STAGES = {1: 4, 2: 4, 4: 4, 8: 4}
-"""By rows: tiles of 16 outputs by 4,096 inputs in the ring, 34 KiB each, beside 8 KiB of sums for each row."""
+STAGES = {1: 6, 2: 6, 4: 5, 8: 4}
+"""By rows: tiles of 16 outputs by 4,096 inputs in the ring, 34 KiB each, beside 9 KiB for each row."""
+LIMIT = 2
+"""Tiles that a program waits for at a time."""
 POLLS = 1 << 22
-"""After so many looks at a barrier, some seconds, a program stops the kernel with an error."""
-
-
-@gluon.jit
-def _meet(flags, program, turn, POLLS: gl.constexpr):
-    """All programs have come here, and what they wrote before can be read. flags: [PROGRAMS] turns."""
-    gl.thread_barrier()
-    gl.inline_asm_elementwise(
-        MEET, MEET_ARGS, [flags.to(gl.int64), program, turn, POLLS], dtype=gl.int32, is_pure=False, pack=1
-    )
-    gl.thread_barrier()
-
-
-@gluon.constexpr_function
-def _words_layout(w):
-    """Of [warps, 16 outputs, 16 pairs of words]: a thread has 4 pairs of two outputs."""
-    return gl.BlockedLayout([1, 1, 4], [1, 8, 4], [w, 1, 1], [2, 1, 0])
+"""After so many looks at inputs, some seconds, a program stops the kernel with an error."""
 
 
 @gluon.jit
@@ -70,9 +51,10 @@ def _copy(words, scales, tile, first, quad, stage, scale_stage, full):
 
 @gluon.jit
 def _fetch(
-    weights, rings, SIZES: gl.constexpr, LAST: gl.constexpr, STAGES: gl.constexpr
+    weights, rings, SIZES: gl.constexpr, LAST: gl.constexpr, STAGES: gl.constexpr, LIMIT: gl.constexpr
 ):  # fmt: skip
-    """One warp: the tile of each step, and its scales. SIZES: outputs of o, inner, inputs of o, outputs of qkv."""
+    """One warp: the tile of each step, and its scales, not before the LIMIT-th tile before is there; also before
+    earlier kernels have ended, which write no weights. SIZES: outputs of o, inner, inputs of o, outputs of qkv."""
     program = gl.program_id(0)
     OWN_O: gl.constexpr = SIZES[0] // 2048
     OWN_GATES: gl.constexpr = SIZES[1] // 2048
@@ -84,7 +66,10 @@ def _fetch(
         stage = rings[0].index(step % STAGES)
         scales = rings[1].index(step % STAGES)
         full = rings[3].index(step % STAGES)
-        mbarrier.wait(rings[4].index(step % STAGES), (step // STAGES & 1) ^ 1)
+        mbarrier.wait(rings[3].index(STAGES + step % STAGES), (step // STAGES & 1) ^ 1)
+        if step >= LIMIT:
+            before = step - LIMIT
+            mbarrier.wait(rings[3].index(before % STAGES), before // STAGES & 1)
         mbarrier.expect(full, 34 << 10)
         if step < AFTER_O:
             tile = program * OWN_O + step % OWN_O
@@ -104,77 +89,6 @@ def _fetch(
         else:
             tile = program * OWN_QKV + step - AFTER_DOWN
             _copy(weights[6], weights[7], tile, tile // 4 * (SIZES[0] // 128), 0, stage, scales, full)
-
-
-@gluon.jit
-def _inputs(x, size: gl.constexpr, quad, s: gl.constexpr, M, ROWS: gl.constexpr, W: gl.constexpr):
-    """x [M, size / 2] int32, pairs: of the s-th span of each warp, of two planes each, twice [W, 16, 16]."""
-    layout: gl.constexpr = _words_layout(W)
-    span = quad * 32 + s * W + gl.arange(0, W, layout=_lanes(layout, 0))
-    output = gl.arange(0, 16, layout=_lanes(layout, 1))
-    pair = gl.arange(0, 16, layout=_lanes(layout, 2))
-    row = gl.minimum(output % ROWS, M - 1)
-    planes = row * (size // 32) + output // 8
-    places = x + ((span * 4)[:, None, None] + planes[None, :, None]) * 16 + pair[None, None, :]
-    if size % 4096 == 0:
-        low = gl.load(places, cache_modifier=".cg")
-        high = gl.load(places + 32, cache_modifier=".cg")
-    else:  # beyond the last inputs, zeros
-        known = (span < size // 128)[:, None, None]
-        low = gl.load(places, known, 0, cache_modifier=".cg")
-        high = gl.load(places + 32, known, 0, cache_modifier=".cg")
-    first = gl.inline_asm_elementwise(FIRST_SUM, FIRST_SUM_ARGS, [low, high], dtype=gl.float32, is_pure=False, pack=8)
-    return low, high, first
-
-
-@gluon.jit
-def _of_rows(sums, ROWS: gl.constexpr, W: gl.constexpr):
-    """[W, 16, 16] -> [W, 16, ROWS]. Of 16 columns 4 are a thread's: two sums of two rows."""
-    if ROWS == 1:
-        result = gl.expand_dims(gl.sum(sums, 2) * 0.125, 2)
-    elif ROWS == 2:
-        result = gl.sum(gl.reshape(sums, [W, 16, 8, 2]), 2) * 0.25
-    elif ROWS == 4:
-        halves = gl.sum(gl.reshape(sums, [W, 16, 4, 2, 2]), 3)
-        result = gl.sum(gl.reshape(halves, [W, 16, 2, 4]), 2) * 0.5
-    else:
-        result = gl.reshape(gl.sum(gl.reshape(sums, [W, 16, 4, 2, 2]), 3), [W, 16, 8])
-    return result
-
-
-@gluon.jit
-def _multiply(
-    x, size: gl.constexpr, quad, first_step, slot, COUNT: gl.constexpr, FOLD: gl.constexpr, M, rings,
-    STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
-):  # fmt: skip
-    """COUNT steps: the sums of each warp's inputs into rings[2], from `slot` on; from the FOLD-th step on, from 8."""
-    layout: gl.constexpr = _words_layout(W)
-    flat: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 4, 8], [W, 1, 1], [2, 1, 0])
-    inputs0 = _inputs(x, size, quad, 0, M, ROWS, W)
-    inputs1 = _inputs(x, size, quad, 1, M, ROWS, W)
-    if W == 8:
-        inputs = (inputs0, inputs1, _inputs(x, size, quad, 2, M, ROWS, W), _inputs(x, size, quad, 3, M, ROWS, W))
-    else:
-        inputs = (inputs0, inputs1)  # type: ignore[assignment]
-    for number in range(COUNT):
-        step = first_step + number
-        mbarrier.wait(rings[3].index(step % STAGES), step // STAGES & 1)
-        stage = rings[0].index(step % STAGES)
-        scales = rings[1].index(step % STAGES)
-        sums = gl.zeros([W, 16, 16], gl.float32, layout)
-        for s in gl.static_range(32 // W):
-            words = gl.reshape(stage.slice(s * W, W).load(flat), [W, 16, 16])
-            words = gl.convert_layout(words, layout, assert_trivial=True)
-            scale = scales.slice(s * W, W).load(gl.SliceLayout(2, layout))
-            args = [words, inputs[s][0], inputs[s][1], inputs[s][2]]
-            part = gl.inline_asm_elementwise(PRODUCT, PRODUCT_ARGS, args, dtype=gl.float32, is_pure=False, pack=8)
-            sums += part * scale[:, :, None]
-        target = slot + number
-        if number >= FOLD:
-            target += 8 - FOLD
-        rings[2].index(target).store(_of_rows(sums, ROWS, W))
-        gl.thread_barrier()  # all warps have read the tile
-        mbarrier.arrive(rings[4].index(step % STAGES))
 
 
 @gluon.constexpr_function
@@ -231,9 +145,10 @@ def _add(
     known = (row < M) & (output >= 0)
     total = (result.to(gl.bfloat16).to(gl.float32) + old).to(gl.bfloat16)
     wide = total.to(gl.float32)
-    gl.store(x + row * HIDDEN + output, (wide * weight).to(gl.bfloat16), known)
+    gl.store(x + row * HIDDEN + output, _scaled(wide * weight, output), known)
     gl.store(residual + row * HIDDEN + output, total, known)
     sums = gl.sum(wide * wide, 1)
+    sums = gl.where(sums < 1e-30, 1e-30, sums)  # never 0, as inputs
     layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(1, _sums_layout(ROWS, W)))
     slot = program * OWN + gl.arange(0, OWN, layout=gl.SliceLayout(1, layout))
     rows = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
@@ -242,151 +157,182 @@ def _add(
 
 
 @gluon.jit
-def _squares(squares, M, HIDDEN: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
-    """[ROWS, HIDDEN / 16]."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, W], [1, 0])
-    lanes = gl.arange(0, HIDDEN // 16, layout=gl.SliceLayout(0, layout))
-    rows = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), M - 1)
-    return gl.load(squares + rows[:, None] * (HIDDEN // 16) + lanes[None, :], cache_modifier=".cg")
+def _scaled(values, output):
+    """As inputs of products are written: a power of two times as large, and at least 2, so never 0."""
+    values = values * gl.where(output // 32 % 2 == 1, 1152921504606846976.0, 18446744073709551616.0)
+    return gl.where(gl.abs(values) < 2.0, 2.0, values).to(gl.bfloat16)
 
 
 @gluon.jit
-def _factor(squares, eps, HIDDEN: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
-    """[1, 1, ROWS]: that of a norm."""
-    factor = gl.rsqrt(gl.sum(squares, 1) / HIDDEN + eps)
+def _reset(other, program, SIZES: gl.constexpr, W: gl.constexpr):
+    """What this program will write in the next launch: 0."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])
+    OWN: gl.constexpr = SIZES[0] // 2048
+    GATES: gl.constexpr = 8 * (SIZES[1] // 2048)
+    lane = gl.arange(0, 128 * OWN, layout=layout)
+    line = lane // (8 * OWN) * (SIZES[0] // 2)
+    gl.store(other + line + program * (8 * OWN) + lane % (8 * OWN), gl.zeros_like(lane))
+    lane = gl.arange(0, 512, layout=layout)
+    line = 8 * SIZES[0] + lane // 64 * (SIZES[1] // 2)
+    gl.store(other + line + program * GATES + lane % 64, gl.zeros_like(lane), lane % 64 < GATES)
+    lane = gl.arange(0, 16 * OWN, layout=layout)
+    line = 8 * SIZES[0] + 4 * SIZES[1] + lane // OWN * (SIZES[0] // 16)
+    gl.store(other + line + program * OWN + lane % OWN, gl.zeros_like(lane))
+
+
+@gluon.jit
+def _factor(rings, eps, HIDDEN: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
+    """[1, 1, ROWS]: that of a norm, from sums of squares."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, W], [1, 0])
+    factor = gl.rsqrt(gl.sum(rings[4].load(layout), 1) / HIDDEN + eps)
     factor = gl.convert_layout(factor, _lanes(gl.SliceLayout(1, _sums_layout(ROWS, W)), 2))
     return factor[None, None, :]
 
 
 @gluon.jit
-def _o(
-    attended, x, squares, residual, norm, M, program, rings,
-    SIZES: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
-):  # fmt: skip
-    """The first product, and the sum after it."""
-    OWN: gl.constexpr = SIZES[0] // 2048
-    QUADS: gl.constexpr = SIZES[2] // 4096
-    old = _own(residual, SIZES[0], M, program, OWN, ROWS, W)
-    weight = _own(norm, 0, M, program, OWN, ROWS, W)
-    for quad in range(QUADS):
-        _multiply(attended, SIZES[2], quad, quad * OWN, quad * OWN, OWN, 99, M, rings, STAGES, ROWS, W)
-    result = _collect(rings, 0, OWN, ROWS, W)
-    for quad in gl.static_range(1, QUADS):
-        result += _collect(rings, quad * OWN, OWN, ROWS, W)
-    return _add(result, old, weight, x, squares, residual, M, program, OWN, SIZES[0], ROWS, W)
-
-
-@gluon.jit
 def _gate_up(
-    x, squares, eps, middle, M, program, rings,
-    SIZES: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
+    factor, middle, M, program, rings, SIZES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr
 ):  # fmt: skip
-    """Gate and up of the norm, and their product, [M, INNER]."""
+    """After the products of gate and up: their product, [M, INNER]."""
     OWN: gl.constexpr = SIZES[1] // 2048
-    BEGIN: gl.constexpr = SIZES[0] // 2048 * (SIZES[2] // 4096)
-    found = _squares(squares, M, SIZES[0], ROWS, W)
-    _multiply(x, SIZES[0], 0, BEGIN, 0, 2 * OWN, OWN, M, rings, STAGES, ROWS, W)
-    factor = _factor(found, eps, SIZES[0], ROWS, W)
     gate = _collect(rings, 0, 8, ROWS, W) * factor
     up = _collect(rings, 8, 8, ROWS, W) * factor
     activated = gate / (1.0 + gl.exp(gl.minimum(-gate, 80.0))) * up
     output, row = _numbers(8, ROWS, W)
-    places = middle + row * SIZES[1] + (program * (16 * OWN) + output)
-    gl.store(places, activated.to(gl.bfloat16), (row < M) & (output < 16 * OWN))
+    known = (row < M) & (output < 16 * OWN)
+    output += program * (16 * OWN)
+    gl.store(middle + row * SIZES[1] + output, _scaled(activated, output), known)
 
 
 @gluon.jit
-def _down(
-    middle, old, x, squares, residual, norm, M, program, rings,
-    SIZES: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
-):  # fmt: skip
-    """The third product, and the sum after it."""
-    OWN: gl.constexpr = SIZES[0] // 2048
-    QUADS: gl.constexpr = (SIZES[1] + 4095) // 4096
-    BEGIN: gl.constexpr = OWN * (SIZES[2] // 4096) + SIZES[1] // 1024
-    weight = _own(norm, 0, M, program, OWN, ROWS, W)
-    for quad in range(QUADS):
-        _multiply(middle, SIZES[1], quad, BEGIN + quad * OWN, quad * OWN, OWN, 99, M, rings, STAGES, ROWS, W)
-    result = _collect(rings, 0, OWN, ROWS, W)
-    for quad in gl.static_range(1, QUADS):
-        result += _collect(rings, quad * OWN, OWN, ROWS, W)
-    _add(result, old, weight, x, squares, residual, M, program, OWN, SIZES[0], ROWS, W)
-
-
-@gluon.jit
-def _qkv(
-    out, x, squares, eps, M, program, rings,
-    SIZES: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr,
-):  # fmt: skip
-    """The last product, of the norm."""
+def _qkv(factor, out, M, program, rings, SIZES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
+    """After the last product."""
     OWN: gl.constexpr = SIZES[3] // 2048
-    BEGIN: gl.constexpr = SIZES[0] // 2048 * (SIZES[2] // 4096 + (SIZES[1] + 4095) // 4096) + SIZES[1] // 1024
-    squares_now = _squares(squares, M, SIZES[0], ROWS, W)
-    _multiply(x, SIZES[0], 0, BEGIN, 0, OWN, 99, M, rings, STAGES, ROWS, W)
-    found = _collect(rings, 0, 4, ROWS, W) * _factor(squares_now, eps, SIZES[0], ROWS, W)
+    found = _collect(rings, 0, 4, ROWS, W) * factor
     output, row = _numbers(4, ROWS, W)
     places = out + row * SIZES[3] + (program * (16 * OWN) + output)
     gl.store(places, found.to(gl.bfloat16), (row < M) & (output < 16 * OWN))
 
 
 @gluon.jit
+def _pass(attended, x, middle, number, SIZES: gl.constexpr):
+    """Of o, then gate and up, then down, then qkv: where a quad of inputs is, how many inputs there are in all, which
+    quad it is, of how many tiles, and how many places for sums are skipped after half of them."""
+    GATE: gl.constexpr = SIZES[2] // 4096
+    QKV: gl.constexpr = GATE + 1 + (SIZES[1] + 4095) // 4096
+    source = attended.to(gl.int64) + number * 8192
+    size = SIZES[2]
+    quad = number
+    count = SIZES[0] // 2048
+    skipped = 0
+    if number >= GATE:
+        source = x.to(gl.int64)
+        size = SIZES[0]
+        quad = 0
+        if number == GATE:
+            count = SIZES[1] // 1024
+            skipped = 8 - SIZES[1] // 2048
+        elif number < QKV:
+            quad = number - GATE - 1
+            source = middle.to(gl.int64) + quad * 8192
+            size = SIZES[1]
+        else:
+            source += 16 * SIZES[0]
+            count = SIZES[3] // 2048
+    return source, size, quad, count, skipped
+
+
+@gluon.jit
 def _compute(
-    out, attended, residual, M, flags, scratch, norms, rings,
+    out, attended, residual, M, turns, scratch, norms, rings, passes,
     SIZES: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr, POLLS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """All warps but the one that fetches. scratch, int32: x of gate and up and of qkv, [8, HIDDEN / 2] each, gate times
-    up, [8, INNER / 2], sums of squares, twice [8, HIDDEN / 16] float32."""
+    """All warps but the one that fetches. scratch, int32, twice: x of gate and up and of qkv, [8, HIDDEN / 2] each,
+    gate times up, [8, INNER / 2], sums of squares, twice [8, HIDDEN / 16] float32. passes: how many quads of inputs
+    there are in all, in a variable, so that no code is there twice."""
     wait_for_inputs(PDL)
     program = gl.program_id(0)
-    turn = gl.load(flags + program, volatile=True)
+    turn = gl.load(turns + program, volatile=True)
     half: gl.constexpr = gl.pointer_type(gl.bfloat16)
     single: gl.constexpr = gl.pointer_type(gl.float32)
-    x1 = scratch
-    x2 = scratch + 4 * SIZES[0]
-    middle = scratch + 8 * SIZES[0]
-    squares1 = (scratch + (8 * SIZES[0] + 4 * SIZES[1])).to(single, bitcast=True)
-    squares2 = squares1 + SIZES[0] // 2
-    halves1 = x1.to(half, bitcast=True)
-    halves2 = x2.to(half, bitcast=True)
-    total = _o(attended, halves1, squares1, residual, norms[0], M, program, rings, SIZES, STAGES, ROWS, W)
-    _meet(flags, program, turn + 1, POLLS)
-    _gate_up(x1, squares1, norms[2], middle.to(half, bitcast=True), M, program, rings, SIZES, STAGES, ROWS, W)
-    _meet(flags, program, turn + 2, POLLS)
-    _down(middle, total, halves2, squares2, residual, norms[1], M, program, rings, SIZES, STAGES, ROWS, W)
-    _meet(flags, program, turn + 3, POLLS)
-    _qkv(out, x2, squares2, norms[3], M, program, rings, SIZES, STAGES, ROWS, W)
+    LENGTH: gl.constexpr = 9 * SIZES[0] + 4 * SIZES[1]
+    OWN: gl.constexpr = SIZES[0] // 2048
+    GATE: gl.constexpr = SIZES[2] // 4096
+    QKV: gl.constexpr = GATE + 1 + (SIZES[1] + 4095) // 4096
+    TEXT: gl.constexpr = products(ROWS, W, STAGES, SIZES[1] % 4096 != 0)
+    x = scratch + turn * LENGTH
+    middle = x + 8 * SIZES[0]
+    squares = (middle + 4 * SIZES[1]).to(single, bitcast=True)
+    old = _own(residual, SIZES[0], M, program, OWN, ROWS, W)
+    weight = _own(norms[0], 0, M, program, OWN, ROWS, W)
+    step = 0
+    for number in range(passes):
+        source, size, quad, count, skipped = _pass(attended, x, middle, number, SIZES)
+        normed = (number == GATE) | (number == QKV)
+        given = number >= GATE
+        flags = given.to(gl.int32) + (quad > 0).to(gl.int32) * 2 + normed.to(gl.int32) * 4
+        place = squares.to(gl.int64) + (number == QKV).to(gl.int32) * (2 * SIZES[0])
+        args = [source, M - 1, POLLS, place, size * 2, size // 128 - quad * 32, count, step, skipped, flags]
+        gl.inline_asm_elementwise(TEXT, ARGS, args, dtype=gl.int32, is_pure=False, pack=1)
+        gl.thread_barrier()
+        step += count
+        if normed:
+            factor = _factor(rings, gl.where(number == GATE, norms[2], norms[3]), SIZES[0], ROWS, W)
+            if number == GATE:
+                _gate_up(factor, middle.to(half, bitcast=True), M, program, rings, SIZES, ROWS, W)
+                weight = _own(norms[1], 0, M, program, OWN, ROWS, W)
+            else:
+                _qkv(factor, out, M, program, rings, SIZES, ROWS, W)
+        elif (number == GATE - 1) | (number == QKV - 1):
+            result = _collect(rings, 0, OWN, ROWS, W)
+            second = given.to(gl.int32)
+            target = (x + second * (4 * SIZES[0])).to(half, bitcast=True)
+            sums = squares + second * (SIZES[0] // 2)
+            old = _add(result, old, weight, target, sums, residual, M, program, OWN, SIZES[0], ROWS, W)
+            if number < GATE:
+                # The launch before, which used the other half, has ended; it is read again by the next one.
+                _reset(scratch + (1 - turn) * LENGTH, program, SIZES, W)
+                gl.store(turns + program, 1 - turn)
+        gl.thread_barrier()  # all have read the sums
 
 
 # Numbers of rows differ from step to step: no step must wait for a variant of its own.
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "passes"])
 def _packed_layer(
-    out, attended, residual, M, flags, scratch, norm1, norm2, eps1, eps2,
+    out, attended, residual, M, passes, turns, scratch, norm1, norm2, eps1, eps2,
     words0, scales0, words1, scales1, words2, scales2, words3, scales3,
     HIDDEN: gl.constexpr, INNER: gl.constexpr, MIXED: gl.constexpr, QKV: gl.constexpr, STAGES: gl.constexpr,
-    ROWS: gl.constexpr, W: gl.constexpr, POLLS: gl.constexpr, PDL: gl.constexpr,
+    LIMIT: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr, POLLS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Words in boxes of 32 x 8 x 32, scales of 32 x 16."""
     SIZES: gl.constexpr = (HIDDEN, INNER, MIXED, QKV)
     LAST: gl.constexpr = HIDDEN // 2048 * (MIXED // 4096 + (INNER + 4095) // 4096) + INNER // 1024 + QKV // 2048
+    PLACES: gl.constexpr = places(STAGES, ROWS, W)
     let_next_start(PDL)
-    ring = gl.allocate_shared_memory(gl.int32, [STAGES, 32, 8, 32], words0.layout)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 32, 16], scales0.layout)
-    sums = gl.allocate_shared_memory(gl.float32, [16, W, 16, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-    rings = (ring, scale_ring, sums, full, empty)
+    # One piece, which begins where shared memory does: PTX has no other way to know where things are.
+    memory = gl.allocate_shared_memory(gl.int32, [PLACES[4], 8, 32], gl.NVMMASharedLayout(128, 32, 2))
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    ring = memory._reinterpret(gl.int32, [STAGES, 32, 8, 32], words0.layout)
+    scale_ring = memory.index(PLACES[0])._reinterpret(gl.float32, [STAGES, 32, 16], scales0.layout)
+    sums = memory.index(PLACES[1])._reinterpret(gl.float32, [16, W, 16, ROWS], plain)
+    bars = memory.index(PLACES[2])._reinterpret(gl.int64, [128, 1], mbarrier.MBarrierLayout())
+    lines: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    squares = memory.index(PLACES[3])._reinterpret(gl.float32, [ROWS, 256], lines)
+    BARRIERS: gl.constexpr = barriers(STAGES, ROWS, W)
+    gl.inline_asm_elementwise(BARRIERS, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.thread_barrier()
+    rings = (ring, scale_ring, sums, bars, squares)
     weights = (words0, scales0, words1, scales1, words2, scales2, words3, scales3)
     norms = (norm1, norm2, eps1, eps2)
     gl.warp_specialize(
         [
             (_compute, (
-                out, attended, residual, M, flags, scratch, norms, rings, SIZES, STAGES, ROWS, W, POLLS, PDL,
+                out, attended, residual, M, turns, scratch, norms, rings, passes, SIZES, STAGES, ROWS, W,
+                POLLS, PDL,
             )),
-            (_fetch, (weights, rings, SIZES, LAST, STAGES)),
+            (_fetch, (weights, rings, SIZES, LAST, STAGES, LIMIT)),
         ],
         [1],
         [24],
@@ -410,23 +356,28 @@ class Prepared:
     weights: LayerWeights
     maps: tuple[TensorDescriptor, ...]
     memory: Tensor
-    """int32: what programs tell each other, see `_compute`."""
-    flags: Tensor
-    """[PROGRAMS] int32: turns of its barriers."""
+    """int32, twice: what programs tell each other, see `_compute`; all 0 at first."""
+    turns: Tensor
+    """[PROGRAMS] int32: which half of `memory` the next launch uses, 0 or 1."""
 
 
 def prepare(weights: LayerWeights) -> Prepared:
-    """Descriptors of a layer's weights and memory for its barriers, as `packed_layer` takes them."""
+    """Descriptors of a layer's weights, and memory, as `packed_layer` takes them."""
     device = weights.o.words.device
     size = (9 * HIDDEN + 4 * weights.down.num_inputs) * MAX_ROWS // 8
     maps = tuple(found for one in weights.linears for found in _descriptors(one))
-    memory = torch.empty(size, dtype=torch.int32, device=device)
+    memory = torch.zeros(2 * size, dtype=torch.int32, device=device)
     return Prepared(weights, maps, memory, torch.zeros(PROGRAMS, dtype=torch.int32, device=device))
+
+
+def _passes(weights: LayerWeights) -> int:
+    """Quads of inputs of all products."""
+    return weights.o.num_inputs // 4096 + 2 + -(-weights.down.num_inputs // 4096)
 
 
 def packed_layer(
     out: Tensor, attended: Tensor, residual: Tensor, layer: Prepared, *,
-    num_warps: int = NUM_WARPS, stages: int | None = None, polls: int = POLLS,
+    num_warps: int = NUM_WARPS, stages: int | None = None, limit: int = LIMIT, polls: int = POLLS,
 ) -> None:  # fmt: skip
     """attended [T, MIXED] and residual [T, HIDDEN], bfloat16 with rows side by side, T up to MAX_ROWS, -> out [T, QKV];
     the residual's sum in its place."""
@@ -434,9 +385,9 @@ def packed_layer(
     rows = launch.power_of_two(num_rows)
     weights = layer.weights
     launch.on(_packed_layer, (PROGRAMS,))(
-        out, attended.view(torch.int32), residual, num_rows, layer.flags, layer.memory, weights.norm1, weights.norm2,
+        out, attended, residual, num_rows, _passes(weights), layer.turns, layer.memory, weights.norm1, weights.norm2,
         *weights.eps, *layer.maps,
         HIDDEN=HIDDEN, INNER=weights.down.num_inputs, MIXED=weights.o.num_inputs, QKV=weights.qkv.num_outputs,
-        STAGES=stages or STAGES[rows], ROWS=rows, W=num_warps,
+        STAGES=stages or STAGES[rows], LIMIT=limit, ROWS=rows, W=num_warps,
         POLLS=polls, PDL=launch.dependent(), **launch.options(num_warps),
     )  # fmt: skip
