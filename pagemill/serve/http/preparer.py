@@ -476,18 +476,19 @@ class Preparer:
         self._model.check(body.model)
         inputs = self._preparation.inputs
         pairs = inputs.pooling.pairs
-        queries = body.queries
+        queries, documents = body.sides
+        first, second = body.fields
         yield AnswerForm(num_queries=0 if pairs else len(queries), most=body.most, ignored_fields=body.ignored_fields)
         if pairs:
             params = PoolingParams(use_activation=body.use_activation)
-            for index, text in enumerate(body.documents):
-                with body.naming(body.document_names):
+            for index, text in enumerate(documents):
+                with body.naming({"text_1": first, "text_2": second, "prompt": second}):
                     pair = inputs.prepare_pair(queries[index % len(queries)], text, params)
                 yield PreparedPrompt(pair.request, text)
             return
-        for names, texts in ((body.query_names, queries), (body.document_names, body.documents)):
+        for name, texts in ((first, queries), (second, documents)):
             for text in texts:
-                with body.naming(names):
+                with body.naming({"prompt": name}):
                     prepared = inputs.prepare(text, PoolingParams(normalize=True), RequestOptions())
                 yield PreparedPrompt(prepared.request, text)
 

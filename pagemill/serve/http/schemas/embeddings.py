@@ -74,10 +74,12 @@ class EmbeddingBody(InputBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
+    """Of a model that classifies: whether logits become probabilities; otherwise another name of `normalize`."""
 
     def to_pooling_params(self) -> PoolingParams:
         """Raises RequestError."""
-        return PoolingParams(dimensions=self.dimensions, normalize=self.normalize)
+        return PoolingParams(dimensions=self.dimensions, normalize=self.normalize, use_activation=self.use_activation)
 
 
 class PoolingBody(EmbeddingBody):
@@ -91,8 +93,6 @@ class PoolingBody(EmbeddingBody):
     """The token that ends a step, of STEP."""
     returned_token_ids: Any = None
     """Of classes, only these, by their numbers."""
-    use_activation: bool | None = None
-    """Of a model that classifies: whether logits become probabilities; otherwise another name of `normalize`."""
 
     def to_pooling_params(self) -> PoolingParams:
         return (
@@ -103,7 +103,6 @@ class PoolingBody(EmbeddingBody):
                 pooling_type=self.pooling_type,
                 step_tag_id=self.step_tag_id,
                 returned_token_ids=self.returned_token_ids,
-                use_activation=self.use_activation,
             )
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import field_validator, model_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.base import RequestBody
@@ -12,49 +12,61 @@ from pagemill.serve.http.schemas.shapes import Document, Texts
 from pagemill.serve.http.schemas.support import SCORES_REFUSED, Refused
 from pagemill.utils.text import shown
 
+_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+"""What clients call the two sides: one of these pairs."""
+
 
 class ScoreBody(RequestBody):
-    """One text or several, each compared with one of as many others; or one with all of them."""
+    """One text or several, each compared with one of as many others; or one with all of them. The sides have one of
+    four pairs of names: text_1 and text_2, queries and documents, queries and items, data_1 and data_2."""
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED
-    query_names: ClassVar[Mapping[str, str]] = {"prompt": "text_1"}
-    document_names: ClassVar[Mapping[str, str]] = {"prompt": "text_2"}
 
-    text_1: Any
-    """After validation a list of texts."""
-    text_2: Any
-    """After validation a list of texts."""
+    text_1: Any = None
+    """After validation a list of texts, as all of these."""
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
     use_activation: bool | None = None
     """Of a model that scores pairs: whether a logit becomes a probability."""
 
-    @field_validator("text_1", mode="plain", json_schema_input_type=Texts)
+    @field_validator(
+        *dict.fromkeys(name for pair in _PAIRS for name in pair), mode="plain", json_schema_input_type=Texts | None
+    )
     @classmethod
-    def _first(cls, value: Any) -> list[str]:
-        return _texts(value, "text_1")
-
-    @field_validator("text_2", mode="plain", json_schema_input_type=Texts)
-    @classmethod
-    def _second(cls, value: Any) -> list[str]:
-        return _texts(value, "text_2")
+    def _side(cls, value: Any, info: ValidationInfo) -> list[str] | None:
+        return None if value is None else _texts(value, str(info.field_name))
 
     @model_validator(mode="after")
-    def _pairs(self) -> "ScoreBody":
-        if len(self.text_1) not in (1, len(self.text_2)):
+    def _one_pair(self) -> "ScoreBody":
+        given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
+        first, second = self.fields
+        for name in (first, second):
+            if name not in given:
+                raise RequestError(f"{name} is missing: a text or a list of texts", name)
+        others = sorted(given - {first, second})
+        if others:
+            raise RequestError(f"{others[0]} does not go with {first} and {second}: send one pair of names", others[0])
+        num_first, num_second = len(getattr(self, first)), len(getattr(self, second))
+        if num_first not in (1, num_second):
             raise RequestError(
-                f"text_1 has {len(self.text_1)} texts and text_2 {len(self.text_2)}: as many, or one text_1 for all",
-                "text_1",
+                f"{first} has {num_first} texts and {second} {num_second}: as many, or one {first} for all", first
             )
         return self
 
     @property
-    def queries(self) -> list[str]:
-        """What is compared with the documents."""
-        return self.text_1  # type: ignore[no-any-return]
+    def fields(self) -> tuple[str, str]:
+        """What the two sides are called here: the first pair of names of which this body has the most."""
+        return max(_PAIRS, key=lambda pair: sum(getattr(self, name) is not None for name in pair))
 
     @property
-    def documents(self) -> list[str]:
-        """What the queries are compared with."""
-        return self.text_2  # type: ignore[no-any-return]
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Texts, and what they are compared with."""
+        first, second = self.fields
+        return getattr(self, first), getattr(self, second)
 
     @property
     def most(self) -> int | None:
@@ -66,8 +78,7 @@ class RerankBody(RequestBody):
     """A text, and others that are put in order of their likeness to it."""
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED
-    query_names: ClassVar[Mapping[str, str]] = {"prompt": "query"}
-    document_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
+    fields: ClassVar[tuple[str, str]] = ("query", "documents")
 
     query: str
     documents: Any
@@ -92,9 +103,9 @@ class RerankBody(RequestBody):
         return value
 
     @property
-    def queries(self) -> list[str]:
-        """What is compared with the documents."""
-        return [self.query]
+    def sides(self) -> tuple[list[str], list[str]]:
+        """The query, and what it is compared with."""
+        return [self.query], self.documents
 
     @property
     def most(self) -> int | None:

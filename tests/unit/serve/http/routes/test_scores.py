@@ -59,6 +59,18 @@ async def test_scores(
     assert answer["usage"]["total_tokens"] == num_tokens
 
 
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
+async def test_the_two_sides_under_other_names(client: httpx.AsyncClient, names: tuple[str, str]) -> None:
+    answer = await client.post("/score", json=dict(zip(names, ("a", ["b", "z"]), strict=True)))
+    assert answer.status_code == 200, answer.text
+    scores = [item["score"] for item in answer.json()["data"]]
+    assert scores == pytest.approx([likeness("a", "b"), likeness("a", "z")])
+    wrong = await client.post("/score", json=dict(zip(names, ("a", ["b", ""]), strict=True)))
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, names[1])
+
+
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_are_put_in_order(client: httpx.AsyncClient, path: str) -> None:
     body = {"query": "m", "documents": ["z", {"text": "n"}, "a", "m"]}
@@ -71,6 +83,9 @@ async def test_documents_are_put_in_order(client: httpx.AsyncClient, path: str) 
 
 @pytest.mark.parametrize(("path", "body", "field"), [
     ("/score", {"text_1": "a"}, "text_2"), ("/score", {"text_1": 5, "text_2": "a"}, "text_1"),
+    ("/score", {}, "text_1"), ("/score", {"queries": "a"}, "documents"), ("/score", {"items": "a"}, "queries"),
+    ("/score", {"text_1": "a", "text_2": "b", "items": "c"}, "items"),
+    ("/score", {"data_1": ["a", "b"], "data_2": ["a", "b", "c"]}, "data_1"),
     ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
     ("/score", {"text_1": "a", "text_2": []}, "text_2"), ("/score", {"text_1": "a", "text_2": ["a"] * 1025}, "text_2"),
     ("/score", {"text_1": "", "text_2": "a"}, "text_1"), ("/score", {"text_1": "a", "text_2": "a" * 500}, "text_2"),

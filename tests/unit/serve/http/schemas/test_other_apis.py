@@ -108,7 +108,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         **{f"options.{name}": value for name, value in OPTIONS.items()},
     },
     SCORE: {
-        "model": "another", "text_1": "x", "text_2": "y", "truncate_prompt_tokens": 3, "mm_processor_kwargs": {"a": 1},
+        "model": "another", "text_1": "x", "text_2": "y", "queries": "q", "documents": "d", "items": "i", "data_1": "x",
+        "data_2": "y", "truncate_prompt_tokens": 3, "mm_processor_kwargs": {"a": 1},
         "priority": 1, "user": "u", "cache_salt": "s", "activation": False, "softmax": True,
     },
     RERANK: {

@@ -63,6 +63,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     COMPLETIONS: GENERATION | {"prompt": "ho", "add_special_tokens": False, "logprobs": 1},
     EMBEDDINGS: {
         "input": "ho", "model": "another", "encoding_format": "base64", "dimensions": 2, "normalize": False,
+        "use_activation": False,
         "add_special_tokens": False, "cache_salt": "s", "priority": 1,
         "messages": HI[:1], "add_generation_prompt": True, "continue_final_message": True,
         "chat_template_kwargs": {"x": 1},
@@ -110,7 +111,7 @@ OPENAI_AND_REFERENCE: dict[str, str] = {
     """,
     EMBEDDINGS: """
         input model encoding_format dimensions user messages add_special_tokens priority request_id normalize
-        truncate_prompt_tokens embed_dtype endianness cache_salt mm_processor_kwargs
+        truncate_prompt_tokens embed_dtype endianness cache_salt mm_processor_kwargs use_activation
     """,
     TOKENIZE: """
         model prompt messages add_special_tokens return_token_strs add_generation_prompt continue_final_message
