@@ -7,6 +7,7 @@ and again. All that comes back is that a kernel is on disk, where Triton finds i
 import hashlib
 import inspect
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -57,6 +58,10 @@ class Compiler:
             raise EOFError(f"nothing came in {LIMIT_S:.0f} s")
         return msgspec.msgpack.decode(answer, type=Answer).problem
 
+    def kill(self) -> None:
+        """End the compiling process, while a thread may wait for it: what it has begun is lost."""
+        self._child.signal(signal.SIGKILL)
+
     def close(self) -> None:
         """End the compiling process; what it has begun is lost."""
         os.close(self._orders)
@@ -69,6 +74,7 @@ class Compilers:
     def __init__(self) -> None:
         self._of_thread = threading.local()
         self._all: list[Compiler] = []
+        self._killed = False
 
     def start(self) -> None:
         """That of this thread. Where it cannot be started, the thread compiles by itself."""
@@ -81,6 +87,14 @@ class Compilers:
                 return
             self._of_thread.compiler = compiler
             self._all.append(compiler)
+            if self._killed:
+                compiler.kill()
+
+    def kill(self) -> None:
+        """Have no more compiled: threads that wait for their process do not wait any longer."""
+        self._killed = True
+        for compiler in tuple(self._all):
+            compiler.kill()
 
     def compile(self, order: KernelOrder) -> None:
         """Have this thread's process put a kernel on disk. If it does not, Triton will compile the kernel here, and say

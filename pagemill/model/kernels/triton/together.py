@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ def compile_together(precompilation: Iterable[None], whole: bool = False) -> Ite
 
     If all of the first step is on disk, so is the rest, but for rare cases: there is no second step then, unless the
     precompilation is to be `whole`. A kernel that cannot be compiled raises its error when it is launched, as any does.
+    An error of the steps or of the body, such as an interrupt, waits for no kernel: those that are not there yet are
+    compiled when they are launched.
     """
     began = time.monotonic()
     modules.keep_apart()
@@ -56,8 +58,12 @@ def compile_together(precompilation: Iterable[None], whole: bool = False) -> Ite
         ThreadPoolExecutor(num_threads, "compile") as threads,
         Together(threads, use_device, compilers) as mode,
     ):
-        mode.precompile(precompilation, whole)
-        yield
+        try:
+            mode.precompile(precompilation, whole)
+            yield
+        except BaseException:
+            mode.give_up()
+            raise
     logger.debug("compiled or loaded %d kernels in %.2f s", len(mode.future_kernels), time.monotonic() - began)
 
 
@@ -70,6 +76,7 @@ class _Asked(NamedTuple):
     order: KernelOrder | None
     """For another process; None where the kernel is on disk, or is to be compiled by this one."""
     future: Future[Any]
+    """Cancelled when this was given up."""
 
 
 class Together(AsyncCompileMode):  # type: ignore[misc]
@@ -87,6 +94,7 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
         """Kernels that are not on disk."""
         self._asked: PriorityQueue[_Asked] = PriorityQueue()
         self._numbers = count()
+        self._given_up = False
 
     def precompile(self, steps: Iterable[None], whole: bool) -> None:
         """The steps, or the first one where nothing is missing after it. The threads begin after the first, so that
@@ -111,19 +119,34 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
             asked = _Asked(_rank(), next(self._numbers), compile_fn, order, Future())
             self._asked.put(asked)
             self.executor.submit(self._compile_next, order is not None)
-            kernel = _Awaited(finalize_fn, asked.future, self.begin)
+            kernel = _Awaited(finalize_fn, asked, self.begin)
             self.future_kernels[key] = kernel
         finalize_fn(kernel)
         return kernel
+
+    def give_up(self) -> None:
+        """Compile no more, but for what threads compile in this process by now."""
+        self._given_up = True
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self._compilers.kill()
+        with suppress(Empty):
+            while True:
+                self._asked.get_nowait().future.cancel()
 
     def _compile_next(self, elsewhere: bool) -> None:
         if elsewhere:  # not only once the thread has something to compile, for a process takes a while to start
             self._compilers.start()
         self.begin.wait()
-        asked = self._asked.get_nowait()
         try:
-            if asked.order is not None:
+            asked = self._asked.get_nowait()
+        except Empty:  # given up
+            return
+        try:
+            if asked.order is not None and not self._given_up:
                 self._compilers.compile(asked.order)
+            if self._given_up:
+                asked.future.cancel()
+                return
             if self._use_device is not None:
                 self._use_device()
             asked.future.set_result(_compiled(asked.compile_fn))
@@ -132,14 +155,20 @@ class Together(AsyncCompileMode):  # type: ignore[misc]
 
 
 class _Awaited(FutureKernel):  # type: ignore[misc]
-    """A kernel whose launch in the midst of a precompilation lets the threads begin, instead of waiting for ever."""
+    """A kernel whose launch in the midst of a precompilation lets the threads begin, instead of waiting for ever, and
+    compiles it where they have given it up."""
 
-    def __init__(self, finalize: Callable[[Any], None], future: Future[Any], begin: Event) -> None:
-        super().__init__(finalize, future)
+    def __init__(self, finalize: Callable[[Any], None], asked: _Asked, begin: Event) -> None:
+        super().__init__(finalize, asked.future)
+        self._compile_fn = asked.compile_fn
         self._begin = begin
 
     def result(self, ignore_errors: bool = False) -> Any:
         self._begin.set()
+        if self.future.cancelled():
+            compiled: Future[Any] = Future()
+            compiled.set_result(_compiled(self._compile_fn))
+            self.future: Future[Any] = compiled
         return super().result(ignore_errors)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -146,6 +147,27 @@ def test_a_process_that_does_not_answer_is_done_without(fake, monkeypatch, asked
         pass
     assert sorted(fake.loads) == ["_gated_many", "_gather_pair"]
     assert len(asked) == 1
+
+
+def test_an_interrupt_waits_for_no_process(fake, monkeypatch):
+    monkeypatch.setattr(compilers, "ENTRY", f"{HERE}:hang")
+    asked = threading.Event()
+    compile_there = compilers.Compiler.compile
+
+    def compile_and_tell(self, order):
+        asked.set()
+        return compile_there(self, order)
+
+    monkeypatch.setattr(compilers.Compiler, "compile", compile_and_tell)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        only_elsewhere(patch)
+        with compile_together(steps(gather, multiply)):
+            asked.wait()
+            raise KeyboardInterrupt
+    assert not fake.loads
+    assert not [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+    gather()
+    assert fake.loads == ["_gather_pair"]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,29 @@ def test_an_error_of_the_precompilation_is_raised_and_kernels_are_launched_again
     assert len(device.launches) == 1
 
 
+def test_an_error_of_the_body_waits_for_no_kernel_and_each_is_compiled_when_it_is_launched(device, monkeypatch):
+    monkeypatch.setattr(together, "current_cpus", lambda: [0])
+    started, ended = threading.Event(), threading.Event()
+
+    def use_device(index):
+        started.set()
+        ended.wait()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", use_device)
+    kernel = triton.jit(_double)
+    with pytest.raises(KeyboardInterrupt), compile_together(steps(kernel, 64, 128, 256)):
+        started.wait()
+        threading.Timer(0.2, ended.set).start()
+        raise KeyboardInterrupt
+    assert device.loads == ["_double"]
+    for block in (256, 64):
+        launch.on(kernel, (block,))(half(64), half(64), 48, BLOCK=block)
+    assert device.loads == ["_double"] * 2
+    assert device.launches == [("_double", (block, 1, 1)) for block in (256, 64)]
+
+
 @pytest.mark.parametrize(
     ("first", "whole", "precompiled"), [(64, False, [64]), (64, True, [64, 128]), (32, False, [32, 128])]
 )
