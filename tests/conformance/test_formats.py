@@ -202,6 +202,18 @@ def test_formats_of_experts(tmp_path: Path, name: str) -> None:
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
+@pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8", "fp8-block", "nf4", "llm-int8", "torchao-int8"])
+@pytest.mark.parametrize("family", ["granite-moe", "gemma4-experts"])
+def test_formats_leave_experts_in_one_tensor_as_they_are(tmp_path: Path, family: str, name: str) -> None:
+    """What quantizes linear layers takes them for none; they are floats beside layers in the format."""
+    architecture, changes = FAMILIES[family]
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+    folder = make_checkpoint(tmp_path / "model", architecture, **(changes | sizes))
+    packed, plain = store(folder, tmp_path, *FORMATS[name])
+    found, wanted = load(packed).logits(TOKENS), load(plain).logits(TOKENS)
+    assert relative_error(found, wanted) < 1e-4
+
+
 def test_formats_are_dequantized_where_that_is_asked_for(plain_folder: Path, tmp_path: Path) -> None:
     packed, plain = store(plain_folder, tmp_path, *FORMATS["awq"])
     exact = load(packed, "bfloat16", "none").logits(TOKENS)

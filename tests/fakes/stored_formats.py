@@ -28,7 +28,7 @@ def store(folder: Path, to: Path, config: dict[str, Any], quantize: Callable[[Te
     dequantized = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if weight.dim() != 2 or re.search(r"embed_tokens|lm_head|\.mlp\.gate\.", name):
+        if weight.dim() != 2 or re.search(r"embed_tokens|lm_head|\.mlp\.gate\.|\.router\.", name):
             stored[name] = dequantized[name] = weight
             continue
         tensors, values = quantize(weight)

@@ -30,7 +30,7 @@ MIXED = "mixed-precision"
 """Each group has a format of its own."""
 FORMATS = (INTEGERS, PLAIN_INTEGERS, PLAIN_FLOATS, PLAIN, NVFP4, MXFP4, MXFP8)
 CLASSES = {Role.LINEAR: "Linear", Role.HEAD: "Linear", Role.ROUTER: "Linear", Role.EMBEDDING: "Embedding"}
-"""What a checkpoint calls the classes of layers."""
+"""What a checkpoint calls the classes of layers; of others there are only floats."""
 ORDERED = {None: False, "weight": False, "static": False, "group": True, "dynamic": True}
 """actorder -> whether each input says which group it belongs to (weight_g_idx)."""
 _MAX_GROUPS = 100
@@ -56,8 +56,8 @@ class CompressedTensors(Quantization):
             raise ModelError(f"the {num_patterns} patterns in quantization_config could take long to match")
 
     def method(self, module: str, role: Role) -> QuantMethod:
-        kind = CLASSES[role]
-        if self._ignored.has(module) or kind in self._ignored.exact:
+        kind = CLASSES.get(role)
+        if kind is None or self._ignored.has(module) or kind in self._ignored.exact:
             return self._computing
         for names, method in self._groups:
             if names.has(module):

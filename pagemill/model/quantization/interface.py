@@ -161,6 +161,9 @@ class Role(Enum):
     EMBEDDING = "embedding"
     HEAD = "output head"
     ROUTER = "router"
+    STACKED = "experts in one tensor"
+    """[X, out, in]: what quantizes the linear layers of a checkpoint leaves it as it is; methods for checkpoints of
+    floats take each expert's part for the weight of a linear layer."""
 
 
 class Quantization(ABC):
@@ -180,7 +183,7 @@ class Uniform(Quantization):
         self._ends = ends or linear
 
     def method(self, module: str, role: Role) -> QuantMethod:
-        return self._linear if role in (Role.LINEAR, Role.ROUTER) else self._ends
+        return self._ends if role in (Role.EMBEDDING, Role.HEAD) else self._linear
 
 
 @dataclass(frozen=True, slots=True)

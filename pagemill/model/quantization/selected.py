@@ -11,7 +11,8 @@ _MAX_STARS = 8
 
 
 class Selected(Quantization):
-    """By name. Embeddings and routers are floats, and so is the output head unless the checkpoint says otherwise."""
+    """By name. Embeddings, routers and experts in one tensor are floats, and so is the output head unless the
+    checkpoint says otherwise."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.weight_reader import WeightReader
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, stacked
 from pagemill.model.loading.stored import LayerTensor, WeightPart
-from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights
+from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, Role
 
 GATE, UP, DOWN = range(3)
 """A checkpoint's tensors of an expert, in the order of `WeightMap.experts`."""
@@ -23,6 +23,9 @@ class Experts(nn.Module):
 
     Either way `forward` gives this rank's share of the sum over a token's experts.
     """
+
+    role = Role.LINEAR
+    """What a weight of an expert is for."""
 
     def __init__(self, size: int, inner_size: int, num_experts: int, activation: str, *, ctx: LayerContext) -> None:
         """Raises ConfigError when inner_size cannot be split, ModelError for an activation without a gated form."""
@@ -49,7 +52,7 @@ class Experts(nn.Module):
             parts.append((up, up, WeightPart((size, inner_size), range(size), inner, elsewhere)))
         here, others = parts
         of_all = [part for expert in range(num_experts) for part in (here if expert in self.held else others)]
-        self._reader = WeightReader(ctx, of_all)
+        self._reader = WeightReader(ctx, of_all, self.role)
         """Of the weights of all experts of the model, this rank's or not."""
         self.sizes = ExpertSizes(len(self.held), size, len(inner))
         self.weights: ExpertWeights | None = None

@@ -13,6 +13,7 @@ from pagemill.model.loading.part import Part
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import LayerTensor, StoredTensor
 from pagemill.model.loading.weight_map import WeightMap
+from pagemill.model.quantization.interface import Role
 
 BOTH = 0
 """The tensor that has gates and ups; the next one has what leads back."""
@@ -20,6 +21,8 @@ BOTH = 0
 
 class StackedExperts(Experts):
     """Held and computed as `Experts`; each is taken out of the tensor of all when that arrives."""
+
+    role = Role.STACKED
 
     def __init__(
         self,
