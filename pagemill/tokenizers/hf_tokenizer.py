@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Encoding, normalizers
 
 from pagemill import envs
 from pagemill.errors import RequestError
@@ -17,6 +17,7 @@ from pagemill.tokenizers.control_text import MARK, ControlText
 from pagemill.tokenizers.fill_in import FillInTokens, find_fill_in
 from pagemill.tokenizers.incremental import PieceDecoder, WindowDecoder
 from pagemill.tokenizers.interface import IncrementalDecoder, VocabularyBytes
+from pagemill.tokenizers.pair_cut import PairCut, longest_first
 from pagemill.tokenizers.pieces import PieceTable, piece_rule
 from pagemill.tokenizers.template_budget import MAX_VALUE
 
@@ -90,13 +91,27 @@ class HfTokenizer:
         ids = self._encoded(backend, text, add_special_tokens)
         return self._framed(ids) if add_special_tokens else ids
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+    def encode_pair(self, first: str, second: str, cut: PairCut | None = None) -> tuple[list[int], int | None]:
         """Token ids of two texts, joined as the tokenizer's own template does, and the first position that it says is
         of the second text; None where it tells none apart. Raises RequestError as `encode` does."""
         with _refusing(first, second):
-            found = self._backend.encode(first, second, add_special_tokens=True)
+            if cut is None:
+                found = self._backend.encode(first, second, add_special_tokens=True)
+            else:
+                found = self._cut_pair(first, second, cut)
         types: list[int] = found.type_ids
         return found.ids, types.index(1) if 1 in types else None
+
+    def _cut_pair(self, first: str, second: str, cut: PairCut) -> Encoding:
+        pair = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        for text, most in zip(pair, (cut.first, cut.second), strict=True):
+            if most is not None:
+                text.truncate(most)
+        if cut.most is not None:
+            room = max(cut.most - self._backend.num_special_tokens_to_add(is_pair=True), 0)
+            for text, most in zip(pair, longest_first(len(pair[0]), len(pair[1]), room), strict=True):
+                text.truncate(most, direction="left" if cut.keep_end else "right")
+        return self._backend.post_process(pair[0], pair[1], add_special_tokens=True)
 
     def encode_literal(self, text: str) -> list[int]:
         """Token ids of a part of a text, in which nothing is a control token, or one of `fill_in`, whatever it spells.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pagemill.tokenizers.fill_in import FillInTokens
+from pagemill.tokenizers.pair_cut import PairCut
 
 
 class VocabularyBytes(NamedTuple):
@@ -46,9 +47,9 @@ class Tokenizer(Protocol):
         """Token ids of a text: of a prompt, or `rendered` by `render_chat`, whose marks keep text that spells a control
         token from being one (see `control_text`)."""
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+    def encode_pair(self, first: str, second: str, cut: PairCut | None = None) -> tuple[list[int], int | None]:
         """Token ids of two texts, joined as the model joins them, and the position of the first token of the second,
-        where the model tells the two apart by that."""
+        where the model tells the two apart by that. `cut`: how many of them are kept."""
 
     def encode_literal(self, text: str) -> list[int]:
         """Token ids of a part of a text, in which nothing is a control token, or one of `fill_in`."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagemill.errors import RequestError
 from pagemill.tokenizers.fill_in import FillInTokens
+from pagemill.tokenizers.pair_cut import PairCut
 
 
 class NoText:
@@ -35,7 +36,7 @@ class NoTokenizer:
         """Raises RequestError."""
         raise RequestError("skip_tokenizer_init=True: give the prompt as prompt_token_ids, not as text", "prompt")
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
+    def encode_pair(self, first: str, second: str, cut: PairCut | None = None) -> tuple[list[int], int | None]:
         """Raises RequestError."""
         return self.encode(first), None
 

@@ -7,6 +7,7 @@ from typing import Any
 from pagemill.errors import RequestError
 from pagemill.tokenizers.fill_in import FillInTokens
 from pagemill.tokenizers.interface import VocabularyBytes
+from pagemill.tokenizers.pair_cut import PairCut, longest_first
 
 BOS, EOS, IM_END = 256, 257, 258
 VOCAB_SIZE = 300
@@ -47,9 +48,13 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, *, rendered: bool = False) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], int | None]:
-        ids = self.encode(first)
-        return ids + self.encode(second), len(ids)
+    def encode_pair(self, first: str, second: str, cut: PairCut | None = None) -> tuple[list[int], int | None]:
+        cut = cut or PairCut()
+        ids, others = self.encode(first, False)[: cut.first], self.encode(second, False)[: cut.second]
+        if cut.most is not None:
+            sizes = longest_first(len(ids), len(others), cut.most - 2)
+            ids, others = ids[: sizes[0]], others[: sizes[1]]
+        return [BOS, *ids, BOS, *others], len(ids) + 1
 
     def encode_literal(self, text: str) -> list[int]:
         return list(text.encode())

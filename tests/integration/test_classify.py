@@ -52,9 +52,12 @@ def logits_of(model, ids, types=None):
         return model(torch.tensor([ids]), token_type_ids=None if types is None else torch.tensor([types])).logits[0]
 
 
-def pair(model, query, text):
-    """Ids and types of two texts, as the tokenizer of the model joins them."""
-    joined = Tokenizer.from_file(f"{model.folder}/tokenizer.json").encode(query, text)
+def pair(model, query, text, most=None):
+    """Ids and types of two texts, as the tokenizer of the model joins them, and cuts them to so many tokens."""
+    tokenizer = Tokenizer.from_file(f"{model.folder}/tokenizer.json")
+    if most is not None:
+        tokenizer.enable_truncation(most)
+    joined = tokenizer.encode(query, text)
     return joined.ids, joined.type_ids
 
 
@@ -95,3 +98,17 @@ def test_a_cross_encoder_scores_pairs(cross_encoder):
     order = np.argsort(wanted)[::-1][:2]
     assert [item["index"] for item in ranked] == order.tolist()
     np.testing.assert_allclose([item["relevance_score"] for item in ranked], np.asarray(wanted)[order], atol=1e-5)
+
+
+def test_pairs_that_are_too_long_are_cut_when_asked(cross_encoder):
+    model, url = cross_encoder
+    body = {"query": "sea", "documents": ["stone and water " * 40, "a"]}
+    assert refused(url, "/rerank", **body)[:2] == (400, "documents")
+    for cut, texts, most in (
+        ({"truncate_prompt_tokens": -1}, body["documents"], model.config.max_position_embeddings),
+        ({"truncate_prompt_tokens": 20}, body["documents"], 20),
+        ({"max_tokens_per_doc": 9}, [text[:9] for text in body["documents"]], None),
+    ):
+        wanted = [float(logits_of(model, *pair(model, "sea", text, most)).sigmoid()) for text in texts]
+        found = {item["index"]: item["relevance_score"] for item in ask(url, "/rerank", **body, **cut)["results"]}
+        np.testing.assert_allclose([found[index] for index in range(2)], wanted, atol=1e-5)

@@ -427,7 +427,8 @@ class Preparer:
             yield from self._embedding_parts(body)
 
     def _embedding_parts(self, body: InputBody, cut: Mapping[str, Any] | None = None) -> Iterator[Part]:
-        """`cut`: arguments of `tokenize_cut`, by which texts are cut that do not fit; None: they are refused."""
+        """`cut`: arguments of `tokenize_cut`, by which prompts are cut that do not fit; None: as the body says."""
+        cut = body.cut if cut is None else cut
         self._model.check(body.model)
         params = body.to_pooling_params()
         chat = body.to_chat()
@@ -445,7 +446,7 @@ class Preparer:
             else self._preparation.chats.render(chat.messages, chat.to_chat_options(), generates=False)
         )
         for prompt in body.input if rendered is None else [rendered]:
-            if cut is not None and isinstance(prompt, str):
+            if cut is not None:
                 prompt = self._preparation.inputs.tokenize_cut(prompt, options, **cut)
             yield PreparedPrompt(self._preparation.inputs.prepare(prompt, params, options).request)
 
@@ -481,15 +482,20 @@ class Preparer:
         yield AnswerForm(num_queries=0 if pairs else len(queries), most=body.most, ignored_fields=body.ignored_fields)
         if pairs:
             params = PoolingParams(use_activation=body.use_activation)
+            pair_cut = body.pair_cut(inputs.max_model_len)
             for index, text in enumerate(documents):
                 with body.naming({"text_1": first, "text_2": second, "prompt": second}):
-                    pair = inputs.prepare_pair(queries[index % len(queries)], text, params)
+                    pair = inputs.prepare_pair(queries[index % len(queries)], text, params, cut=pair_cut)
                 yield PreparedPrompt(pair.request, text)
             return
-        for name, texts in ((first, queries), (second, documents)):
+        params, options = PoolingParams(normalize=True), RequestOptions()
+        sides = ((first, queries, body.max_tokens_per_query), (second, documents, body.max_tokens_per_doc))
+        for name, texts, most in sides:
+            cut = body.cut_of(most)
             for text in texts:
                 with body.naming({"prompt": name}):
-                    prepared = inputs.prepare(text, PoolingParams(normalize=True), RequestOptions())
+                    prompt = text if cut is None else inputs.tokenize_cut(text, options, **cut)
+                    prepared = inputs.prepare(prompt, params, options)
                 yield PreparedPrompt(prepared.request, text)
 
     def _beam(

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ from pagemill.serve.processing.free_start import free_before
 from pagemill.serve.processing.pooling_params import Pooling
 from pagemill.tokenizers.control_text import unmarked
 from pagemill.tokenizers.interface import Tokenizer
+from pagemill.tokenizers.pair_cut import PairCut
 from pagemill.utils.text import shown
 
 HURRIED_STEPS = 4000
@@ -82,6 +83,7 @@ class RequestOptions:
 
 
 PLAIN = RequestOptions()
+WHOLE = PairCut()
 
 
 class PreparedRequest(NamedTuple):
@@ -168,14 +170,23 @@ class InputProcessor:
         return PreparedRequest(text, request)
 
     def prepare_pair(
-        self, first: object, second: object, params: PoolingParams, options: RequestOptions = PLAIN
+        self,
+        first: object,
+        second: object,
+        params: PoolingParams,
+        options: RequestOptions = PLAIN,
+        cut: PairCut = WHOLE,
     ) -> PreparedRequest:
-        """`prepare`, of two texts that are one prompt, as the tokenizer joins them. Raises RequestError."""
-        for text, field in ((first, "text_1"), (second, "text_2")):
+        """`prepare`, of two texts that are one prompt, as the tokenizer joins them. `cut`: how many of their tokens are
+        kept. Raises RequestError."""
+        texts = []
+        for text, field, most in ((first, "text_1", cut.first), (second, "text_2", cut.second)):
             if not isinstance(text, str):
                 raise RequestError(f"{shown(text)} is not allowed: this model scores pairs of texts", field)
-            self._check_text(text, field)
-        token_ids, second_at = self._tokenizer.encode_pair(str(first), str(second))
+            kept = _roughly_cut(text, cut.most, cut.keep_end) if most is None else _roughly_cut(text, most)
+            self._check_text(kept, field)
+            texts.append(kept)
+        token_ids, second_at = self._tokenizer.encode_pair(texts[0], texts[1], None if cut == WHOLE else cut)
         return self.prepare(token_ids, params.replace(second_text_at=second_at), options)
 
     def tokenize(self, text: str, options: RequestOptions) -> list[int]:
@@ -184,22 +195,30 @@ class InputProcessor:
         return self._tokenize(text, options)
 
     def tokenize_cut(
-        self, text: str, options: RequestOptions, most: int | None = None, keep_end: bool = False
+        self,
+        text: str | Sequence[int],
+        options: RequestOptions,
+        most: int | None = None,
+        keep_end: bool = False,
+        most_plain: int | None = None,
     ) -> list[int]:
         """The first tokens of a text, or with `keep_end` the last ones: as many as fit the context, and at most `most`.
-        Special tokens around the text stay, as transformers leaves them when it truncates. Raises RequestError."""
+        Special tokens around the text stay, as transformers leaves them when it truncates; of token ids all are alike.
+        `most_plain`: most tokens of the text by itself, the first ones. Raises RequestError."""
         room = self._bounds.max_model_len
         most = room if most is None else min(most, room)
-        num_chars = most * MAX_CHARS_PER_TOKEN
-        text = text[-num_chars:] if keep_end else text[:num_chars]
+        if not isinstance(text, str):
+            return list(text[-most:] if keep_end else text[:most])
+        text = _roughly_cut(text, most, keep_end) if most_plain is None else _roughly_cut(text, most_plain)
         token_ids = self._tokenize(text, options)
-        if len(token_ids) <= most:
+        if len(token_ids) <= min(most, most_plain or most):
             return token_ids
         plain = self._tokenize(text, dataclasses.replace(options, add_special_tokens=False))
         starts = range(len(token_ids) - len(plain) + 1)
         start = next((at for at in starts if token_ids[at : at + len(plain)] == plain), 0)
         first, last = token_ids[:start], token_ids[start + len(plain) :]
-        num_kept = max(most - len(first) - len(last), 0)
+        plain = plain[:most_plain]
+        num_kept = min(max(most - len(first) - len(last), 0), len(plain))
         kept = plain[len(plain) - num_kept :] if keep_end else plain[:num_kept]
         return [*first, *kept, *last][:most]
 
@@ -360,3 +379,11 @@ def _only_value(prompt: Mapping[str, Any]) -> Any:
         f"this one has the keys {shown(sorted(map(str, prompt)))}",
         "prompt",
     )
+
+
+def _roughly_cut(text: str, most: int | None, keep_end: bool = False) -> str:
+    """What of a text could be among its first, or last, so many tokens; None: all."""
+    if most is None:
+        return text
+    num_chars = most * MAX_CHARS_PER_TOKEN
+    return text[-num_chars:] if keep_end else text[:num_chars]

@@ -12,13 +12,14 @@ from pagemill.serve.http.connection import checked
 from pagemill.serve.http.schemas.base import PromptBody
 from pagemill.serve.http.schemas.chat import ChatBody
 from pagemill.serve.http.schemas.completions import parse_prompts
+from pagemill.serve.http.schemas.cutting import CuttingBody
 from pagemill.serve.http.schemas.shapes import Prompts
 from pagemill.serve.http.schemas.support import EMBEDDINGS_REFUSED, Refused
 
 _OF_CHATS = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
-class InputBody(PromptBody):
+class InputBody(CuttingBody, PromptBody):
     """Texts, or one conversation, of which the model makes vectors or classes."""
 
     refused: ClassVar[Mapping[str, Refused]] = EMBEDDINGS_REFUSED

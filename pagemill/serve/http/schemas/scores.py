@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
-from pagemill.serve.http.schemas.base import RequestBody
 from pagemill.serve.http.schemas.completions import MAX_PROMPTS
+from pagemill.serve.http.schemas.cutting import CuttingSidesBody
 from pagemill.serve.http.schemas.shapes import Document, Texts
 from pagemill.serve.http.schemas.support import SCORES_REFUSED, Refused
 from pagemill.utils.text import shown
@@ -16,7 +16,7 @@ _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 """What clients call the two sides: one of these pairs."""
 
 
-class ScoreBody(RequestBody):
+class ScoreBody(CuttingSidesBody):
     """One text or several, each compared with one of as many others; or one with all of them. The sides have one of
     four pairs of names: text_1 and text_2, queries and documents, queries and items, data_1 and data_2."""
 
@@ -74,7 +74,7 @@ class ScoreBody(RequestBody):
         return None
 
 
-class RerankBody(RequestBody):
+class RerankBody(CuttingSidesBody):
     """A text, and others that are put in order of their likeness to it."""
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED

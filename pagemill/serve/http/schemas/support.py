@@ -30,6 +30,7 @@ _USE_TOOLS = "use tools and tool_choice"
 _CHAT_ONLY = "use /v1/chat/completions; a text has neither tools nor reasoning"
 _NO_MEDIA = "leave it out; this server takes text only"
 _WRITE_IT_OUT = "write what it would add into the messages or the prompt"
+_WRITE_IT_OUT_OF_PAIRS = "texts are compared as they are: write it into them"
 _SHORTEN = "send a shorter input; nothing is cut silently"
 
 _SAMPLING: dict[str, Refused] = {
@@ -75,7 +76,6 @@ EMBEDDINGS_REFUSED: dict[str, Refused] = {
     "embed_dtype": Refused("leave it out; numbers are of 32 bits", ("float32",)),
     "endianness": Refused("leave it out; base64 is little-endian", ("native", "little")),
     "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
-    "truncate_prompt_tokens": Refused(_SHORTEN),
 }
 
 COHERE_REFUSED: dict[str, Refused] = {
@@ -89,8 +89,9 @@ TOKENIZE_REFUSED: dict[str, Refused] = {
 }
 
 SCORES_REFUSED: dict[str, Refused] = {
+    "chat_template_kwargs": Refused(_WRITE_IT_OUT_OF_PAIRS, ({},)),
+    "instruction": Refused(_WRITE_IT_OUT_OF_PAIRS, ("",)),
     "mm_processor_kwargs": Refused(_NO_MEDIA, ({},)),
-    "truncate_prompt_tokens": Refused(_SHORTEN),
 }
 
 _OF_OTHERS = "for billing and abuse detection of a hosted service; nothing reads it"

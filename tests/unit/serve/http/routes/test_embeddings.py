@@ -109,6 +109,25 @@ async def test_dimensions_and_normalize(client: httpx.AsyncClient) -> None:
     assert body["data"][0]["embedding"] == pytest.approx((wanted / np.linalg.norm(wanted)).tolist())
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize(("given", "cut", "kept"), [
+    ("abcd", {"truncate_prompt_tokens": 3}, [BOS, 97, 98]), ("ab", {"truncate_prompt_tokens": 3}, [BOS, 97, 98]),
+    ("abcd", {"truncate_prompt_tokens": 3, "truncation_side": "left"}, [BOS, 99, 100]),
+    ("ab" * 200, {"truncate_prompt_tokens": -1}, [BOS, *[97, 98] * 127, 97]),
+    ("ab" * 200, {"truncate_prompt_tokens": 999}, [BOS, *[97, 98] * 127, 97]),
+    ([1, 2, 3, 4], {"truncate_prompt_tokens": 3}, [1, 2, 3]),
+    ([1, 2, 3, 4], {"truncate_prompt_tokens": 3, "truncation_side": "left"}, [2, 3, 4]),
+])  # fmt: skip
+async def test_prompts_that_are_cut(
+    client: httpx.AsyncClient, path: str, given: Any, cut: dict[str, Any], kept: list[int]
+) -> None:
+    answer = await client.post(path, json={"input": given} | cut)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()["data"][0]
+    assert found.get("embedding", found.get("data")) == pytest.approx(vector_of(kept).tolist())
+    assert answer.json()["usage"]["prompt_tokens"] == len(kept)
+
+
 async def test_texts_without_special_tokens(client: httpx.AsyncClient) -> None:
     body = await ask(client, "ab", add_special_tokens=False, user="me", cache_salt="s", priority=1, unknown=1)
     assert body["data"][0]["embedding"] == vector_of(A).tolist()
@@ -130,7 +149,7 @@ async def test_texts_without_special_tokens(client: httpx.AsyncClient) -> None:
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions=0"),
         ({"input": "a", "dimensions": "3"}, "dimensions", "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "encoding_format"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "truncate_prompt_tokens=-2"),
         ({"input": "a", "cache_salt": "/"}, "cache_salt", "cache_salt"),
         ({}, "input", "input is missing"),
         ({"input": "a", "messages": CHAT}, "messages", "does not go with input"),

@@ -81,6 +81,19 @@ async def test_documents_are_put_in_order(client: httpx.AsyncClient, path: str) 
         assert len((await client.post(path, json=body | {"top_n": top_n})).json()["results"]) == count
 
 
+@pytest.mark.parametrize(("cut", "num_tokens"), [
+    ({"truncate_prompt_tokens": 4}, 4 + 4), ({"truncate_prompt_tokens": -1}, 9 + 256),
+    ({"max_tokens_per_doc": 3}, 9 + 4), ({"max_tokens_per_query": 2, "max_tokens_per_doc": 5}, 3 + 6),
+    ({"max_tokens_per_query": 5, "max_tokens_per_doc": 5, "truncate_prompt_tokens": 3}, 3 + 3),
+])  # fmt: skip
+async def test_texts_that_are_cut(client: httpx.AsyncClient, cut: dict[str, Any], num_tokens: int) -> None:
+    body = {"query": "m" * 8, "documents": ["z" * 1000]}
+    assert (await client.post("/rerank", json=body)).status_code == 400
+    answer = (await client.post("/rerank", json=body | cut)).json()
+    assert answer["usage"]["total_tokens"] == num_tokens
+    assert answer["results"][0]["document"]["text"] == "z" * 1000
+
+
 @pytest.mark.parametrize(("path", "body", "field"), [
     ("/score", {"text_1": "a"}, "text_2"), ("/score", {"text_1": 5, "text_2": "a"}, "text_1"),
     ("/score", {}, "text_1"), ("/score", {"queries": "a"}, "documents"), ("/score", {"items": "a"}, "queries"),
@@ -92,7 +105,10 @@ async def test_documents_are_put_in_order(client: httpx.AsyncClient, path: str) 
     ("/rerank", {"query": "a"}, "documents"), ("/rerank", {"query": ["a"], "documents": ["a"]}, "query"),
     ("/rerank", {"query": "a", "documents": [{}]}, "documents"),
     ("/rerank", {"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
-    ("/rerank", {"query": "a", "documents": ["a"], "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ("/rerank", {"query": "a", "documents": ["a"], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ("/rerank", {"query": "a", "documents": ["a"], "truncation_side": "top"}, "truncation_side"),
+    ("/rerank", {"query": "a", "documents": ["a"], "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+    ("/rerank", {"query": "a", "documents": ["a"], "instruction": "find"}, "instruction"),
 ])  # fmt: skip
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], field: str) -> None:
     answer = await client.post(path, json=body)

@@ -52,7 +52,7 @@ BASE: dict[str, dict[str, Any]] = {
     OLLAMA_GENERATE: {"model": "fake", "prompt": "hi", "options": {"num_predict": 9}},
     OLLAMA_EMBED: {"model": "fake", "input": "a" * 400},
     SCORE: {"text_1": "a", "text_2": "b"},
-    RERANK: {"query": "a", "documents": ["b", "c"]},
+    RERANK: {"query": "aa", "documents": ["bb", "c"]},
     INFILL: {"input_prefix": "a", "input_suffix": "b", "n_predict": 9},
 }
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -109,12 +109,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     SCORE: {
         "model": "another", "text_1": "x", "text_2": "y", "queries": "q", "documents": "d", "items": "i", "data_1": "x",
-        "data_2": "y", "truncate_prompt_tokens": 3, "mm_processor_kwargs": {"a": 1},
+        "data_2": "y", "truncate_prompt_tokens": 1, "mm_processor_kwargs": {"a": 1},
         "priority": 1, "user": "u", "cache_salt": "s", "activation": False, "softmax": True,
     },
     RERANK: {
-        "model": "another", "query": "x", "documents": ["y"], "top_n": 1, "truncate_prompt_tokens": 3,
-        "return_documents": False, "max_tokens_per_doc": 9, "priority": 1,
+        "model": "another", "query": "x", "documents": ["y"], "top_n": 1, "truncate_prompt_tokens": 2,
+        "return_documents": False, "max_tokens_per_query": 1, "max_tokens_per_doc": 1, "instruction": "find",
+        "chat_template_kwargs": {"a": 1}, "priority": 1,
     },
     INFILL: {
         "input_prefix": "x", "input_suffix": "y", "input_extra": [{"text": "t"}], "prompt": "p", "stream": True,

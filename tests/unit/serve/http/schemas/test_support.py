@@ -63,7 +63,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     COMPLETIONS: GENERATION | {"prompt": "ho", "add_special_tokens": False, "logprobs": 1},
     EMBEDDINGS: {
         "input": "ho", "model": "another", "encoding_format": "base64", "dimensions": 2, "normalize": False,
-        "use_activation": False,
+        "use_activation": False, "truncate_prompt_tokens": 2, "truncation_side": "left",
         "add_special_tokens": False, "cache_salt": "s", "priority": 1,
         "messages": HI[:1], "add_generation_prompt": True, "continue_final_message": True,
         "chat_template_kwargs": {"x": 1},
@@ -76,12 +76,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     DETOKENIZE: {"model": "another", "tokens": [105]},
 }  # fmt: skip
 """A value per declared field with which something else is run, or something else is answered, than without."""
-WITH_A_CONVERSATION: dict[str, dict[str, Any]] = {
+WITH_OTHERS: dict[str, dict[str, Any]] = {
     "add_generation_prompt": {"messages": HI},
     "continue_final_message": {"messages": HI, "add_generation_prompt": True},
     "chat_template_kwargs": {"messages": HI},
+    "truncation_side": {"input": "hi", "truncate_prompt_tokens": 2},
 }
-"""Bodies of embeddings for the fields that go with `messages` only."""
+"""Bodies of embeddings for the fields that go with others only."""
 
 OPENAI_AND_REFERENCE: dict[str, str] = {
     CHAT: """
@@ -111,7 +112,7 @@ OPENAI_AND_REFERENCE: dict[str, str] = {
     """,
     EMBEDDINGS: """
         input model encoding_format dimensions user messages add_special_tokens priority request_id normalize
-        truncate_prompt_tokens embed_dtype endianness cache_salt mm_processor_kwargs use_activation
+        truncate_prompt_tokens embed_dtype endianness cache_salt mm_processor_kwargs use_activation truncation_side
     """,
     TOKENIZE: """
         model prompt messages add_special_tokens return_token_strs add_generation_prompt continue_final_message
@@ -143,7 +144,7 @@ HINTS = [(kind, name) for kind, body in BODIES.items() for name in body.hints]
 
 @pytest.mark.parametrize(("kind", "name"), DECLARED)
 def test_a_declared_field_has_an_effect(kind: str, name: str) -> None:
-    plain = WITH_A_CONVERSATION.get(name, BASE[kind]) if kind == EMBEDDINGS else BASE[kind]
+    plain = WITH_OTHERS.get(name, BASE[kind]) if kind == EMBEDDINGS else BASE[kind]
     if name == "stream_options":
         assert parts(kind, plain | WITH_STREAM) != parts(kind, plain | {"stream": True})
         return
