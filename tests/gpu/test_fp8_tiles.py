@@ -13,8 +13,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU"),
 ]
-SHAPES = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (2048, 8192), (1024, 512)]
-ROWS = (33, 40, 64, 65, 100, 128, 192, 256, 257, 384, MOST_ROWS)
+SHAPES = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (2048, 8192), (1024, 512), (1600, 512)]
+ROWS = (2, 8, 17, 32, 33, 40, 64, 65, 100, 128, 192, 256, 257, 384, MOST_ROWS)
 
 
 def operands(kind: Kind, rows: int, outputs: int, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -28,18 +28,31 @@ WORKSPACE_BYTES = 32 << 20
 """That a product may ask for; taken from torch's allocator while it runs."""
 ALIGNMENT = 256
 """Of addresses, which the library's heuristic takes for granted."""
-_TILES: dict[Kind, dict[Tile, int | None]] = {
-    Kind.FP8_ROWS: {(64, 64): 15, (96, 64): 27, (128, 64): 18, (192, 64): 208, (96, 128): 28, (128, 128): 20},
+_TILES: dict[Kind, dict[Tile, tuple[int, int] | None]] = {
+    Kind.FP8_ROWS: {
+        (64, 32): (13, 1),
+        (64, 64): (15, 0),
+        (96, 64): (27, 0),
+        (128, 32): (16, 1),
+        (128, 64): (18, 0),
+        (192, 64): (208, 0),
+        (96, 128): (28, 0),
+        (128, 128): (20, 0),
+    },
     Kind.FP8_BLOCKS: {(128, 128): None},
 }
-"""Numbers of cublasLtMatmulTile_t; None: what the library chooses, which has tiles of that size. In blocks it accepts
-others that it never offers, and tiles of 128 x 64 give wrong results where there are more than multiprocessors."""
-_PLAIN = {"split": 1, "reduction": 0, "custom": 0, "cluster": 2}
-"""How tiles of our choice are computed: no split, no cluster."""
+"""Numbers of cublasLtMatmulTile_t, and which of the algorithm's variants has the tile (its CUSTOM_OPTION); None: what the
+library chooses, which has tiles of that size. In blocks it accepts others that it never offers, and tiles of 128 x 64 give
+wrong results where there are more than multiprocessors."""
 _EDGE_COST, _TILE_COST = 16, 4000
 """What a tile takes besides its products, in products: for each of its rows and outputs, and at all."""
 _OVERLAP = 0.4
 """Of a turn of all multiprocessors, what the next one's first tiles may use if there is room."""
+_NARROW = 64
+"""Outputs of tiles of which four read their rows together, where these are the same for all tiles: otherwise all
+multiprocessors ask for the same few lines at once."""
+_ALONE, _FOUR = 2, 4
+"""cublasLtClusterShape_t: a tile by itself, and four tiles along the outputs."""
 
 
 def available(device: torch.device) -> bool:
@@ -135,13 +148,23 @@ class Plans:
         product.set_scales(*factors)
         algo = product.offered()[0]
         num_rows, outputs, _ = sizes
-        tile = _TILES[kind][choose(kind, outputs, num_rows, self._processors)]
-        ours = None if tile is None else library.changed(algo, tile=tile, **_PLAIN)
+        settings = _settings(kind, choose(kind, outputs, num_rows, self._processors), num_rows)
+        ours = None if settings is None else library.changed(algo, **settings)
         for each in (ours, algo):
             needed = None if each is None else product.workspace_of(each)
             if each is not None and needed is not None:
                 return Plan(product, each, needed, threading.Lock())
         raise CublasError("what is offered cannot run")
+
+
+def _settings(kind: Kind, tile: Tile, num_rows: int) -> dict[str, int] | None:
+    """Of an algorithm with that tile; None for the library's own."""
+    found = _TILES[kind][tile]
+    if found is None:
+        return None
+    number, custom = found
+    cluster = _FOUR if tile[0] == _NARROW and num_rows <= tile[1] else _ALONE
+    return {"tile": number, "custom": custom, "cluster": cluster, "split": 1, "reduction": 0}
 
 
 @functools.cache

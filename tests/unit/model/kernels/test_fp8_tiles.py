@@ -12,7 +12,7 @@ from pagemill.model.kernels.fp8_tiles import MOST_ROWS, Plans, choose, multiply
 from tests.fakes.cublas_library import OFFERED, REFUSED_TILE, FakeCublas, quantized
 
 H200 = 132
-OURS = {"split": 1, "reduction": 0, "custom": 0, "cluster": 2}
+OURS = {"split": 1, "reduction": 0}
 
 
 @pytest.fixture
@@ -53,14 +53,32 @@ def test_what_is_multiplied(fake: FakeCublas, kind: Kind):
     found = multiply(kind, rows, weight)
     assert found is not None and found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected(kind, rows, weight), rtol=0.02, atol=0.02)
-    chosen = OURS | {"tile": 15} if kind is Kind.FP8_ROWS else {}
+    chosen = OURS | {"tile": 13, "custom": 1, "cluster": 2} if kind is Kind.FP8_ROWS else {}
     assert fake.ran == [(OFFERED | chosen, 64, 77)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "settings"),
+    [
+        (256, 8, {"tile": 13, "custom": 1, "cluster": 4}),
+        (256, 64, {"tile": 13, "custom": 1, "cluster": 2}),
+        (6144, 64, {"tile": 15, "custom": 0, "cluster": 4}),
+        (24576, 8, {"tile": 16, "custom": 1, "cluster": 2}),
+    ],
+)
+def test_narrow_tiles_read_their_rows_together(fake: FakeCublas, outputs: int, rows: int, settings: dict[str, int]):
+    assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS, rows, outputs)) is not None
+    assert fake.ran[0][0] == OFFERED | OURS | settings
 
 
 @pytest.mark.parametrize(
     ("outputs", "rows", "tile"),
     [
-        (4096, 40, (64, 64)),
+        (4096, 8, (64, 32)),
+        (6144, 32, (64, 32)),
+        (24576, 32, (128, 32)),
+        (4096, 40, (64, 32)),
+        (6144, 64, (64, 64)),
         (4096, 128, (64, 64)),
         (4096, 192, (96, 64)),
         (4096, 256, (128, 64)),
@@ -88,7 +106,7 @@ def test_a_product_is_planned_once_for_its_sizes(fake: FakeCublas):
 
 
 def test_where_our_tile_is_refused_the_library_chooses(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(fp8_tiles._TILES[Kind.FP8_ROWS], (64, 64), REFUSED_TILE)
+    monkeypatch.setitem(fp8_tiles._TILES[Kind.FP8_ROWS], (64, 32), (REFUSED_TILE, 1))
     assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is not None
     assert fake.ran[0][0] == OFFERED
 
