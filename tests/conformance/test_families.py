@@ -116,6 +116,7 @@ def test_greedy_continuations_in_a_batch_equal_the_reference(runs: Runs, case: s
     ("case", "field", "value"),
     [
         ("gemma3n", "hidden_activation", "silu"),
+        ("llama4", "hidden_act", "gelu"),
         ("mamba", "hidden_act", "gelu"),
         ("mamba2", "hidden_act", "gelu"),
         ("jamba", "hidden_act", "relu"),

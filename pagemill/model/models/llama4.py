@@ -52,6 +52,7 @@ class Llama4ForCausalLM(CausalLM):
     """no_rope_layers has a 1 for each layer with rotary embedding, and a 0 for each without."""
 
     rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 500_000.0}
+    only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     plans_natively = False
     weights = WeightMap(
         stack={**DECODER_WEIGHTS.stack, "gate": ("router",)},
