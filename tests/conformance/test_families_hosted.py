@@ -24,6 +24,8 @@ HOSTED: dict[str, dict[str, Any]] = {
     "HeliumForCausalLM": {},
     "VaultGemmaForCausalLM": {"sliding_window": 24, "final_logit_softcapping": 20.0, "tie_word_embeddings": True},
     "FlexOlmoForCausalLM": {"num_experts": 8, "num_experts_per_tok": 2},
+    "HunYuanMoEV1ForCausalLM": {"num_experts": 4, "moe_topk": 2},
+    "GPTBigCodeForCausalLM": {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
 }
 MIXED = "VaultGemmaForCausalLM"
 SMALL = {"num_hidden_layers": 2}

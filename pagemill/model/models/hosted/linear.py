@@ -3,6 +3,7 @@ split over tensor-parallel ranks where the model says how."""
 
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from pagemill.errors import ConfigError
@@ -20,6 +21,7 @@ class HostedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, style: str | None, *, ctx: LayerContext) -> None:
         """`style`: how it is split, one of STYLES; None: not at all. Raises ConfigError where it cannot be."""
         super().__init__()
+        self._dtype = ctx.dtype
         self.in_features = linear.in_features
         self.out_features = linear.out_features
         bias = linear.bias is not None
@@ -30,6 +32,11 @@ class HostedLinear(nn.Module):
             self.inner = RowLinear(linear.in_features, linear.out_features, bias=bias, ctx=ctx, what=what)
         else:
             self.inner = Linear(linear.in_features, (linear.out_features,), bias=bias, ctx=ctx)
+
+    @property
+    def weight(self) -> Tensor:
+        """[0], of the type that is computed in, for models that ask for it. Multiplying by it fails."""
+        return torch.empty(0, dtype=self._dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], or this rank's part of them."""

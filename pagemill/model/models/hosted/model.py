@@ -40,7 +40,9 @@ class Passthrough(nn.Module):
         """[1, L, E] -> the same, as a model's output."""
         from transformers.modeling_outputs import MoeModelOutputWithPast  # optional: transformers
 
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        output = MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+        output.cross_attentions = None  # a field that some heads pass on, and this kind of output lacks
+        return output
 
 
 class TransformersForCausalLM(CausalLM):
