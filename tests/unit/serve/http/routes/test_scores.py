@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagemill.config.pooler_config import PoolerConfig
+from pagemill.messages.pooling_params import PoolingTask
 from tests.fakes.engine import make_app, make_engine
 from tests.fakes.fake_core import FakeCore, vector_of
 from tests.fakes.fake_tokenizer import BOS
@@ -113,6 +114,19 @@ async def test_texts_that_are_cut(client: httpx.AsyncClient, cut: dict[str, Any]
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], field: str) -> None:
     answer = await client.post(path, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+
+
+@pytest.mark.parametrize(("path", "names"), [
+    ("/score", ("text_1", "text_2")), ("/rerank", ("query", "documents")),
+])  # fmt: skip
+async def test_what_is_wrong_with_a_pair_is_named_as_it_was_sent(path: str, names: tuple[str, str]) -> None:
+    pooler = PoolerConfig(pooling_type="CLS", normalize=False, task=PoolingTask.CLASSIFY, pairs=True)
+    engine = make_engine(FakeCore(), pooler=pooler)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(engine)), base_url="http://test") as client:
+        for wrong in names:
+            answer = await client.post(path, json=dict.fromkeys(names, "a") | {wrong: ""})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, wrong), answer.text
+    await engine.shutdown()
 
 
 async def test_a_model_that_generates_text_has_none(connect: Connect) -> None:
