@@ -24,6 +24,7 @@ from pagemill.errors import (
 from pagemill.log import get_logger
 from pagemill.serve.http.client_limits import RateLimitedError
 from pagemill.utils.log_text import stack_of
+from pagemill.utils.text import shown
 
 logger = get_logger(__name__)
 
@@ -193,9 +194,9 @@ def _fault_of_server(error: Exception) -> ApiError | None:
 
 
 def request_error(error: ValidationError) -> RequestError:
-    """The first thing that is wrong with a body, as one line that names the field. It has no traceback: the frames in
-    which a validator raised it hold what they looked at."""
-    problems = error.errors(include_url=False, include_input=False)
+    """The first thing that is wrong with a body, as one line that names the field and, where all of it is wrong,
+    its value. It has no traceback: the frames in which a validator raised it hold what they looked at."""
+    problems = error.errors(include_url=False)
     first = problems[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
@@ -205,7 +206,9 @@ def request_error(error: ValidationError) -> RequestError:
     field = str(first["loc"][0])
     # A field of several types fails once per type; all of them belong to the message.
     messages = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
-    return RequestError(f"{field} is not valid: {'; '.join(list(messages)[:3])}", field)
+    whole = len(first["loc"]) == 1 and first["type"] != "missing"
+    wrong = f"{field}={shown(first['input'])} is not allowed" if whole else f"{field} is not valid"
+    return RequestError(f"{wrong}: {'; '.join(list(messages)[:3])}", field)
 
 
 class ErrorMiddleware:

@@ -60,3 +60,19 @@ async def test_of_who_has_no_key(connect: Connect, path: str, form: str) -> None
 
 def test_other_paths_are_openais() -> None:
     assert [form_of_errors(path) for path in ("", "/", "/apis", "//api/chat", "/v1/models")] == [OPENAI] * 5
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"echo": "yes"}, "echo='yes' is not allowed: "), ({"max_tokens": 1.5}, "max_tokens=1.5 is not allowed: "),
+    ({"model": 5}, "model=5 is not allowed: "), ({"user": {"a": "x" * 500}}, "user={'a': 'xxx"),
+])  # fmt: skip
+async def test_a_value_of_a_wrong_type_is_shown(connect: Connect, fields: dict[str, Any], said: str) -> None:
+    answer = await (await connect()).post("/v1/completions", json={"prompt": "hi", **fields})
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, message[: len(said)]) == (400, said)
+    assert len(message) < 300
+
+
+async def test_a_field_that_is_missing_has_no_value(connect: Connect) -> None:
+    answer = await (await connect()).post("/tokenize", json={"model": "fake"})
+    assert "=" not in answer.json()["error"]["message"]
