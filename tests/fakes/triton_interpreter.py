@@ -1,5 +1,6 @@
 """Import this before any Triton kernel: on a machine without a GPU, they run in Triton's interpreter from then on."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -42,6 +43,26 @@ def _multiply_bfloat16() -> None:
     builder.create_dot = widen_and_multiply
 
 
+def _cast_bfloat16_by_its_bits() -> None:
+    """They are the upper half of a float's: the interpreter takes each apart and puts it together again."""
+    import numpy as np  # deferred: only where it is used
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    cast = builder.cast_impl
+
+    def shift(self: Any, value: Any, kind: Any) -> Any:
+        of, to = value.dtype.scalar, kind.scalar
+        if of == tl.bfloat16 and to == tl.float32:
+            return interpreter.TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), to)
+        if of == tl.float32 and to == tl.bfloat16:
+            return interpreter.TensorHandle((value.data.view(np.uint32) >> 16).astype(np.uint16), to)
+        return cast(self, value, kind)
+
+    builder.cast_impl = shift
+
+
 def _find_the_largest_at_once() -> None:
     """What a kernel combines by a function of its own is combined one by one: seconds for the largest of a row."""
     import numpy as np  # deferred: only where it is used
@@ -81,10 +102,13 @@ def _patch_the_language_once() -> None:
 
 
 def _share_shapes() -> None:
-    """Every value of a kernel makes its shape anew, as a tuple of constants with a name: another part."""
+    """Every value of a kernel makes its shape anew, as a tuple of constants with a name, and so does every type:
+    another part. Nothing changes a shape."""
     import triton.language as tl
 
     core = tl.core
+    make = core.block_type.__init__
+    made: dict[Any, dict[str, Any]] = {}
 
     @functools.cache
     def constants(shape: tuple[int, ...]) -> Any:
@@ -94,12 +118,52 @@ def _share_shapes() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = constants(tuple(type.shape) if type.is_block() else ())
 
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = str(element_ty), *(size.value if isinstance(size, core.constexpr) else size for size in shape)
+        if key not in made:
+            make(self, element_ty, shape)
+            made[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+        self.__dict__.update(made[key], element_ty=element_ty)
+
     core.tensor.__init__ = init
+    core.block_type.__init__ = init_type
+
+
+def _look_numpys_types_up() -> None:
+    """They are found in a table that is made anew each time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    find = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def look_up(kind: Any) -> Any:
+        scalar = kind.element_ty if isinstance(kind, tl.block_type) else kind
+        if isinstance(scalar, tl.pointer_type):
+            return find(scalar)
+        if scalar.name not in known:
+            known[scalar.name] = find(scalar)
+        return known[scalar.name]
+
+    interpreter._get_np_dtype = look_up
+
+
+def _omit_what_only_debugging_asserts() -> None:
+    """Integers are added, subtracted and multiplied a second time with 64 bits, for an assertion that is left out
+    unless kernels are debugged."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 if DEVICE == "cpu":
     _patch_the_language_once()
     _share_shapes()
+    _look_numpys_types_up()
+    _omit_what_only_debugging_asserts()
     _accept_numpy_arrays_as_bounds()
+    _cast_bfloat16_by_its_bits()
     _multiply_bfloat16()
     _find_the_largest_at_once()
