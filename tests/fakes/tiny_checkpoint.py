@@ -1,5 +1,6 @@
 """Tiny random checkpoints in Hugging Face format, made with transformers: one per architecture, with a tokenizer."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ ABSENT = object()
 LAYER_NORMS = ("GPTNeoXForCausalLM", "OPTForCausalLM")
 PLANNABLE = [name for name in SPECIFIC if "kv_lora_rank" not in SPECIFIC[name]]
 """Those that the native kernels run as one plan."""
+_MADE: dict[tuple[str, int, str], tuple[dict[str, bytes], torch.Tensor]] = {}
+"""(architecture, seed, changes) -> the files of a checkpoint by name, and the generator's state after it was made."""
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -99,7 +102,23 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def make_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: Any) -> Path:
-    """Save a random model of the architecture, in float32, and a tokenizer; returns the folder."""
+    """Save a random model of the architecture, in float32, and a tokenizer; returns the folder.
+
+    What was made before is written again, and leaves torch's generator of random numbers as it did then."""
+    key = (architecture, seed, repr(changes))
+    if key not in _MADE:
+        with tempfile.TemporaryDirectory() as made:
+            _make(Path(made), architecture, seed, changes)
+            _MADE[key] = {path.name: path.read_bytes() for path in Path(made).iterdir()}, torch.get_rng_state()
+    files, state = _MADE[key]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.set_rng_state(state)
+    return folder
+
+
+def _make(folder: Path, architecture: str, seed: int, changes: dict[str, Any]) -> None:
     import transformers  # heavy, and only the reference of tests
 
     model_class = getattr(transformers, architecture)
@@ -123,4 +142,3 @@ def make_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: A
         "\"{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\\n{% endfor %}"
         '{% if add_generation_prompt %}assistant:{% endif %}"}'
     )
-    return folder
