@@ -24,6 +24,7 @@ QUANTIZATION: Registry[Any] = Registry(
 QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
     "quantization method",
     {
+        "auto-round": f"{_METHODS}.auto_round:make",
         "awq": f"{_METHODS}.awq:make",
         "bitsandbytes": f"{_METHODS}.bitsandbytes:make",
         "compressed-tensors": f"{_METHODS}.compressed_tensors:make",
@@ -37,8 +38,19 @@ QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
 """`quant_method` in the quantization_config of a config.json: what a checkpoint is stored in."""
 
 
-SAME_AS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": "modelopt"}
-"""What vLLM calls some of these by the kernels that it has for them -> the format."""
+SAME_AS = {
+    "auto_awq": "awq",
+    "auto_gptq": "gptq",
+    "awq_marlin": "awq",
+    "fp8_per_channel": "fp8",
+    "fp8_per_tensor": "fp8",
+    "gpt_oss_mxfp4": "mxfp4",
+    "gptq_marlin": "gptq",
+    "inc": "auto-round",
+    "modelopt_fp4": "modelopt",
+}
+"""What vLLM calls some of these, mostly by the kernels that it has for them -> the name here. One scale for all of a
+weight becomes one for each output, which is more exact."""
 
 
 def check_quantization(name: str) -> None:

@@ -68,6 +68,10 @@ def gptq_config(bits: int, size: int, **more: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": False, **more}
 
 
+def auto_round(layout: str, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "auto-round", "packing_format": f"auto_round:{layout}", "sym": False, **more}
+
+
 def modelopt(algorithm: str) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head"]}
 
@@ -78,6 +82,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
     "gptq-4": (gptq_config(4, 64), lambda weight: gptq(weight, 4, 64)),
     "gptq-4-ordered": (gptq_config(4, 32, desc_act=True), lambda weight: gptq(weight, 4, 32, ordered=True)),
     "gptq-8": (gptq_config(8, 32), lambda weight: gptq(weight, 8, 32)),
+    "auto-round-gptq": (auto_round("auto_gptq", bits=4, group_size=64), lambda weight: gptq(weight, 4, 64)),
+    "auto-round-awq": (auto_round("auto_awq", bits=4, group_size=64), lambda weight: awq(weight, 64)),
     "gptq-v2": (gptq_config(4, 32, checkpoint_format="gptq_v2"), lambda weight: gptq(weight, 4, 32, v2=True)),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, lambda weight: awq(weight, 64)),
     "fp8": (
@@ -101,6 +107,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
     "torchao-int4": (torchao("Int4WeightOnlyConfig", group_size=64), lambda weight: torchao_pairs(weight, 64)),
 }
 IN_BLOCKS = (
+    "auto-round-gptq",
+    "auto-round-awq",
     "gptq-2",
     "gptq-3",
     "gptq-4",
@@ -336,7 +344,15 @@ def test_formats_that_have_biases_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [("gptq-4", "gptq_marlin"), ("awq", "awq_marlin"), ("modelopt-nvfp4", "modelopt_fp4")]
+    ("name", "flag"),
+    [
+        ("gptq-4", "gptq_marlin"),
+        ("awq", "awq_marlin"),
+        ("modelopt-nvfp4", "modelopt_fp4"),
+        ("auto-round-gptq", "inc"),
+        ("gptq-4", "auto_gptq"),
+        ("awq", "auto_awq"),
+    ],
 )
 def test_formats_by_the_names_of_kernels(plain_folder: Path, tmp_path: Path, name: str, flag: str) -> None:
     """As commands for vLLM have them."""
@@ -345,6 +361,13 @@ def test_formats_by_the_names_of_kernels(plain_folder: Path, tmp_path: Path, nam
     assert torch.equal(load(packed, quantization=flag).logits(TOKENS), load(packed).logits(TOKENS))
     with pytest.raises(ConfigError, match="the checkpoint is not quantized"):
         load(plain_folder, quantization=flag)
+
+
+@pytest.mark.parametrize("flag", ["fp8_per_tensor", "fp8_per_channel"])
+def test_formats_at_load_by_other_names(plain_folder: Path, flag: str) -> None:
+    check_quantization(flag)
+    found, wanted = (load(plain_folder, "bfloat16", name).logits(TOKENS) for name in (flag, "fp8"))
+    assert torch.equal(found, wanted)
 
 
 def test_formats_of_modelopt_in_a_file_of_their_own(plain_folder: Path, tmp_path: Path) -> None:
