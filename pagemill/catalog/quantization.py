@@ -32,6 +32,7 @@ QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
         "gptq": f"{_METHODS}.gptq:make",
         "modelopt": f"{_METHODS}.modelopt:make",
         "mxfp4": f"{_METHODS}.mxfp4:make",
+        "quark": f"{_METHODS}.quark:make",
         "torchao": f"{_METHODS}.torchao:make",
     },
 )

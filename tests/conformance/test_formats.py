@@ -72,6 +72,19 @@ def auto_round(layout: str, **more: Any) -> dict[str, Any]:
     return {"quant_method": "auto-round", "packing_format": f"auto_round:{layout}", "sym": False, **more}
 
 
+def quark(dtype: str, qscheme: str) -> dict[str, Any]:
+    weight = {"dtype": dtype, "qscheme": qscheme, "is_dynamic": False, "symmetric": True, "ch_axis": 0}
+    inputs = {"dtype": dtype, "qscheme": "per_tensor", "is_dynamic": False}
+    usual = {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None}
+    return {"quant_method": "quark", "global_quant_config": usual, "exclude": ["lm_head"], "layer_quant_config": {}}
+
+
+def quark_int8(weight: Tensor) -> Stored:
+    tensors, plain = torchao_rows(weight, torch.int8)
+    names = {"_weight_qdata": "weight", "_weight_scale": "weight_scale", "_weight_zero_point": "weight_zero_point"}
+    return {names[name]: tensor for name, tensor in tensors.items()}, plain
+
+
 def modelopt(algorithm: str) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head"]}
 
@@ -96,6 +109,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
     ),
     "modelopt-fp8": (modelopt("FP8"), lambda weight: fp8(weight, None, "weight_scale")),
     "modelopt-nvfp4": (modelopt("NVFP4"), nvfp4),
+    "quark-fp8": (quark("fp8_e4m3", "per_tensor"), lambda weight: fp8(weight, None, "weight_scale")),
+    "quark-int8": (quark("int8", "per_channel"), quark_int8),
     "nf4": (BNB4, lambda weight: table_4bit(weight, NF4, "nf4", False)),
     "nf4-nested": (
         BNB4 | {"bnb_4bit_use_double_quant": True},
@@ -116,11 +131,12 @@ IN_BLOCKS = (
     "gptq-v2",
     "awq",
     "llm-int8",
+    "quark-int8",
     "torchao-int8",
     "torchao-int4",
 )
 """What the integer kernels multiply as it is."""
-AS_FLOATS = ("fp8", "fp8-block", "modelopt-fp8", "nf4", "nf4-nested", "torchao-fp8")
+AS_FLOATS = ("fp8", "fp8-block", "modelopt-fp8", "quark-fp8", "nf4", "nf4-nested", "torchao-fp8")
 """What is multiplied as it is, with inputs of 16 bits."""
 
 

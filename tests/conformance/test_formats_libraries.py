@@ -133,6 +133,14 @@ def test_formats_of_compressed_tensors(preset: str) -> None:
     assert weight.inputs is INPUTS.get(preset, Inputs.FLOATS)
 
 
+def test_formats_of_quark_in_4_bits() -> None:
+    """The same numbers as compressed-tensors', under another name."""
+    stored, wanted = compressed(preset_name_to_scheme("MXFP4A16", ["Linear"]), "mxfp4-pack-quantized")
+    weight = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "is_dynamic": False}
+    config = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+    assert_same(method_of(config), stored | {"weight": stored["weight_packed"]}, wanted)
+
+
 def test_formats_of_compressed_tensors_layer_by_layer() -> None:
     """Mixed formats, as the library writes them: each group has its own."""
     first = preset_name_to_scheme("W4A16", ["re:.*up_proj"])

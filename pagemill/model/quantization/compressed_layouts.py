@@ -134,15 +134,16 @@ class PlainNumbers(PackedMethod):
 
 
 class PackedFloats(PackedMethod):
-    """weight_packed: two floats of 4 bits (e2m1) in each byte."""
+    """weight_packed, or `kind`: two floats of 4 bits (e2m1) in each byte."""
 
-    def __init__(self, scheme: Scheme, computing: QuantMethod) -> None:
+    def __init__(self, scheme: Scheme, computing: QuantMethod, kind: str = "weight_packed") -> None:
         super().__init__(computing)
         self._scheme = scheme
+        self._kind = kind
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         packed_shape = shape[0], ceil_div(shape[1], 2)
-        packed = StoredTensor("weight_packed", packed_shape, (torch.uint8,), rows=Axis(0), columns=Axis(1, 2))
+        packed = StoredTensor(self._kind, packed_shape, (torch.uint8,), rows=Axis(0), columns=Axis(1, 2))
         return (packed, *self._scheme.scales(shape), *_unused_scales(self._scheme))
 
     def decode(
@@ -151,7 +152,7 @@ class PackedFloats(PackedMethod):
         scheme = self._scheme
         tensors = only_tensors(stored)
         first = part.columns.start % 2
-        values = unpack_halves(tensors["weight_packed"])[:, first : first + len(part.columns)].contiguous()
+        values = unpack_halves(tensors[self._kind])[:, first : first + len(part.columns)].contiguous()
         scales = scheme.spread_scales(tensors, part).float() / 2
         groups = scheme.grid.groups(part, values.device)
         return PackedWeight(HALVES_BITS, values, scales, groups, inputs=scheme.inputs, halves=True)
