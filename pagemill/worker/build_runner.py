@@ -115,7 +115,7 @@ def build_runner(
     nothing can verify them."""
     plan = cache.plan
     device = platform.torch_device()
-    states = RequestStates(sizes.max_num_seqs, sizes.max_model_len)
+    states = _states(sizes)
     extensions = WorkerExtensions.load(
         WorkerContext(states, cache.tensors, plan.num_blocks, model.vocab_size, torch.device(device))
     )
@@ -155,6 +155,16 @@ def build_runner(
         network = _draft_network(plan, options, states, tables, platform, captures, hidden, forward)
         drafts = _drafts(proposer, options, states, network, ranks, model, hidden)
     return ModelRunner(states, tables, stage, forward, extensions, drafts)
+
+
+def _states(sizes: RunnerSizes) -> RequestStates:
+    try:
+        return RequestStates(sizes.max_num_seqs, sizes.max_model_len)
+    except (MemoryError, ValueError) as error:  # ValueError: more than numpy can count
+        raise ConfigError(
+            f"max_num_seqs={sizes.max_num_seqs} with max_model_len={sizes.max_model_len}: there is no memory for the "
+            "tokens of so many requests; lower --max-num-seqs"
+        ) from error
 
 
 def lens_of(max_drafts: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def bind_kv_cache(plan: KVCacheConfig, layers: Mapping[str, CacheLayer], device:
     groups = [(group.spec, [name for name in group.layers if name in layers]) for group in plan.groups]
     width = max(len(names) for _, names in groups)
     size = plan.num_blocks * page_bytes.pop()
-    tensors = [_zeros(size, device) for _ in range(width)]
+    tensors = _all_zeros(width, size, device)
     for group_spec, names in groups:
         for owner, tensor in zip(names, tensors, strict=False):
             for name in (owner, *plan.readers(owner)):
@@ -57,3 +57,14 @@ def _zeros(num_bytes: int, device: str) -> Tensor:
     if device == "cpu":
         return torch.from_numpy(np.zeros(num_bytes, np.uint8))
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+def _all_zeros(count: int, num_bytes: int, device: str) -> list[Tensor]:
+    """So many tensors of so many bytes. Raises ConfigError where there is no memory for them."""
+    try:
+        return [_zeros(num_bytes, device) for _ in range(count)]
+    except (MemoryError, ValueError, torch.OutOfMemoryError) as error:  # ValueError: more than numpy can count
+        raise ConfigError(
+            f"there is no memory for a KV cache of {count * num_bytes} bytes; lower --num-gpu-blocks-override or "
+            "--kv-cache-memory-bytes"
+        ) from error

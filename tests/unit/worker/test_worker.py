@@ -5,6 +5,9 @@ import gc
 import pytest
 
 from pagemill.config.arguments import EngineArgs
+from pagemill.engine.core import EngineCore
+from pagemill.engine.executor.uniproc import UniprocExecutor
+from pagemill.errors import ConfigError
 from pagemill.launch import build_config
 from pagemill.worker import worker as worker_module
 from pagemill.worker.worker import Worker
@@ -40,3 +43,11 @@ def test_collections_go_on_when_weights_cannot_be_loaded(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk is gone"):
         worker.load_model()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("num_seqs", [10**14, 10**30])
+def test_more_requests_than_memory_can_hold_are_one_line(tmp_path, num_seqs):
+    path = make_checkpoint(tmp_path, "LlamaForCausalLM", num_hidden_layers=1)
+    config = build_config(EngineArgs(str(path), device="cpu", dtype="float32", max_num_seqs=num_seqs))
+    with pytest.raises(ConfigError, match=rf"max_num_seqs={num_seqs} with max_model_len=512: there is no memory"):
+        EngineCore(config, UniprocExecutor(Worker(config)))

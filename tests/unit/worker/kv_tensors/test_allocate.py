@@ -87,3 +87,12 @@ def test_a_layer_without_memory_says_so():
         _ = layers["full"].cache
     with pytest.raises(PagemillError, match=r"state\.0 has no memory for its states yet"):
         _ = layers["state.0"].states
+
+
+@pytest.mark.parametrize("num_blocks", [1 << 50, 1 << 70])
+def test_a_cache_that_no_memory_holds_is_one_line(num_blocks):
+    layers = {"full": HybridModel().cache_layers()["full"]}
+    specs = {name: layer.kv_spec(4, "float32") for name, layer in layers.items()}
+    plan = plan_kv_cache(specs, 1 << 20, max_model_len=64, max_step_tokens=64, num_blocks_override=num_blocks)
+    with pytest.raises(ConfigError, match=r"no memory for a KV cache of \d+ bytes; lower --num-gpu-blocks-override"):
+        bind_kv_cache(plan, layers, "cpu")
