@@ -10,6 +10,9 @@ from pagemill import LLM, PoolingParams
 from pagemill.catalog.models import ENCODERS
 from pagemill.model.kernels.layer_plan import LayerPlan
 from pagemill.model.kernels.native import library
+from tests.conformance.test_formats import FORMATS
+from tests.fakes.compressed_checkpoint import Layout, compress
+from tests.fakes.stored_formats import store
 from tests.fakes.tiny_encoders import make_encoder
 
 PROMPTS = [[3 + (index * 37 + index**2) % 250 for index in range(size)] for size in (90, 1, 200, 33, 200, 7)]
@@ -282,3 +285,34 @@ def test_a_step_in_bfloat16_is_one_native_call(tmp_path, monkeypatch, case):
         for found in (together[index], together[index + len(theirs)], alone[index]):
             assert np.abs(found - wanted).max() < allowed
     assert np.abs(alone[-1] - one_by_one[-1]).max() < 5e-2
+
+
+@pytest.mark.parametrize(("architecture", "base", "head"), [
+    ("Qwen3ForSequenceClassification", "model", ("score",)),
+    ("BertForSequenceClassification", "bert", ("classifier", "bert.pooler.dense")),
+    ("RobertaForSequenceClassification", "roberta", ("classifier.dense", "classifier.out_proj")),
+    ("ModernBertForSequenceClassification", "model", ("head.dense", "classifier")),
+])  # fmt: skip
+def test_heads_that_a_quantized_checkpoint_names_are_floats(tmp_path, architecture, base, head):
+    make_encoder(tmp_path / "model", architecture, num_labels=3)
+    layout = Layout(ignore=(*head, rf"re:{base}\.embed.*"))
+    packed, plain = compress(tmp_path / "model", tmp_path, layout)
+    found, wanted = (logits_of_classes(folder) for folder in (packed, plain))
+    for ours, theirs in zip(found, wanted, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForSequenceClassification", "RobertaForSequenceClassification"])
+@pytest.mark.parametrize("name", ["gptq-4", "awq"])
+def test_heads_are_floats_where_layers_are_integers(tmp_path, architecture, name):
+    """GPTQ and AWQ quantize what is in layers, and name nothing else."""
+    make_encoder(tmp_path / "model", architecture, num_labels=3, intermediate_size=128)
+    packed, plain = store(tmp_path / "model", tmp_path, *FORMATS[name], only=r"\.layers?\.\d+\.")
+    for ours, theirs in zip(logits_of_classes(packed), logits_of_classes(plain), strict=True):
+        close(ours, theirs)
+
+
+def logits_of_classes(folder):
+    with LLM(str(folder), runner="pooling", dtype="float32") as llm:
+        outputs = llm.encode(PROMPTS, PoolingParams(use_activation=False), use_tqdm=False)
+    return [output.outputs.data for output in outputs]

@@ -21,14 +21,21 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
-def store(folder: Path, to: Path, config: dict[str, Any], quantize: Callable[[Tensor], Stored]) -> tuple[Path, Path]:
-    """(stored, dequantized): two copies of a checkpoint, every linear layer but head and routers in the format."""
+def store(
+    folder: Path, to: Path, config: dict[str, Any], quantize: Callable[[Tensor], Stored], only: str = ""
+) -> tuple[Path, Path]:
+    """(stored, dequantized): two copies of a checkpoint, every linear layer but head and routers in the format, of
+    those in whose name the pattern `only` is found."""
     packed, plain = (Path(shutil.copytree(folder, to / name)) for name in ("packed", "plain"))
     stored = {}
     dequantized = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
-        if weight.dim() != 2 or re.search(r"embed_tokens|lm_head|\.mlp\.gate\.|\.router\.", name):
+        if (
+            weight.dim() != 2
+            or not re.search(only, name)
+            or re.search(r"embed_tokens|lm_head|\.mlp\.gate\.|\.router\.", name)
+        ):
             stored[name] = dequantized[name] = weight
             continue
         tensors, values = quantize(weight)

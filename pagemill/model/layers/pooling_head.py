@@ -2,7 +2,7 @@
 classes. Knows no prompts and no pooling."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,10 @@ from pagemill.model.kernels import ops
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.linear import Linear
 from pagemill.model.layers.norm import LayerNorm
+from pagemill.model.layers.weight_reader import WeightReader
+from pagemill.model.loading.stored import WeightPart
+from pagemill.model.loading.weight_map import WeightMap
+from pagemill.model.quantization.interface import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,15 @@ class HeadLayer:
     """Name of a LayerNorm after the activation."""
     norm_eps: float = 1e-5
     norm_bias: bool = False
+    inside: bool = False
+    """Whether it is in the model that has the layers, whose names in a checkpoint may have a prefix."""
+
+
+class ClassLinear(Linear):
+    """What tells classes apart: for a quantized checkpoint, an output head."""
+
+    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
+        return WeightReader(self._ctx, parts, Role.HEAD)
 
 
 class PoolingHead(nn.Module):
@@ -38,8 +51,11 @@ class PoolingHead(nn.Module):
         self._layers = tuple(layers)
         self.parts: dict[str, Linear | LayerNorm] = {}
         """By their names in the checkpoint."""
+        last, _, _ = layers[-1].name.partition(".")
         for layer in layers:
-            self.parts[layer.name] = Linear(in_size, (layer.out_size,), bias=layer.bias, ctx=ctx.child(layer.name))
+            kind = ClassLinear if layer.name.partition(".")[0] == last else Linear
+            where = (ctx if layer.inside else replace(ctx, names=WeightMap())).child(layer.name)
+            self.parts[layer.name] = kind(in_size, (layer.out_size,), bias=layer.bias, ctx=where)
             if layer.norm is not None:
                 self.parts[layer.norm] = LayerNorm(
                     layer.out_size, layer.norm_eps, ctx=ctx.child(layer.norm), bias=layer.norm_bias

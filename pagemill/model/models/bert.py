@@ -98,7 +98,8 @@ class BertModel(Encoder):
 
     def head_layers(self, num_labels: int, per_token: bool) -> Sequence[HeadLayer]:
         last = HeadLayer("classifier", num_labels)
-        return (last,) if per_token else (HeadLayer("pooler.dense", self.hidden_size, activation="tanh"), last)
+        dense = HeadLayer("pooler.dense", self.hidden_size, activation="tanh", inside=True)
+        return (last,) if per_token else (dense, last)
 
 
 class RobertaModel(BertModel):
