@@ -27,6 +27,15 @@ def test_formats_are_computed_by_hosted_models_as_by_ours(plain_folder: Path, tm
     assert relative_error(hosted.logits(TOKENS), wanted) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq-4", "nf4", "torchao-int8"])
+def test_formats_of_models_with_a_head_of_their_own(tmp_path: Path, name: str) -> None:
+    """GPTQ leaves the head as it is, and does not say so."""
+    folder = make_checkpoint(tmp_path / "model", "Qwen2ForCausalLM", **SIZES, tie_word_embeddings=False)
+    packed, plain = store(folder, tmp_path, *FORMATS[name])
+    found, wanted = (PagedModel.load(path, max_len=128, model_impl=HOST).logits(TOKENS) for path in (packed, plain))
+    assert relative_error(found, wanted) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq"])
 def test_formats_in_bfloat16_lose_no_more_in_hosted_models_than_in_ours(
     plain_folder: Path, tmp_path: Path, name: str

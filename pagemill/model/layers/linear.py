@@ -19,7 +19,7 @@ from pagemill.model.layers.weight_reader import WeightReader
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, with_rows
 from pagemill.model.loading.stored import LayerTensor, StoredTensor, WeightPart
-from pagemill.model.quantization.interface import LinearWeight
+from pagemill.model.quantization.interface import LinearWeight, Role
 
 VALUE = 2
 """The last shard of a `QKVLinear`, after query and key."""
@@ -123,6 +123,13 @@ class Linear(nn.Module):
         """The sum of what the ranks of `sums_over` have computed, and the bias."""
         total = share if self.sums_over is None else self.sums_over.all_reduce(share)
         return total if self.bias is None else total.add_(self.bias)
+
+
+class HeadLinear(Linear):
+    """The same for what a quantized checkpoint takes for an output head."""
+
+    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
+        return WeightReader(self._ctx, parts, Role.HEAD)
 
 
 class ColumnLinear(Linear):

@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 from pagemill.model.kernels import ops
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.linear import Linear
+from pagemill.model.layers.linear import HeadLinear, Linear
 from pagemill.model.layers.norm import LayerNorm
-from pagemill.model.layers.weight_reader import WeightReader
-from pagemill.model.loading.stored import WeightPart
 from pagemill.model.loading.weight_map import WeightMap
-from pagemill.model.quantization.interface import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +31,6 @@ class HeadLayer:
     """Whether it is in the model that has the layers, whose names in a checkpoint may have a prefix."""
 
 
-class ClassLinear(Linear):
-    """What tells classes apart: for a quantized checkpoint, an output head."""
-
-    def _make_reader(self, parts: Sequence[WeightPart]) -> WeightReader:
-        return WeightReader(self._ctx, parts, Role.HEAD)
-
-
 class PoolingHead(nn.Module):
     """[N, E] -> [N, num_outputs] float32; the same on every rank."""
 
@@ -53,7 +43,7 @@ class PoolingHead(nn.Module):
         """By their names in the checkpoint."""
         last, _, _ = layers[-1].name.partition(".")
         for layer in layers:
-            kind = ClassLinear if layer.name.partition(".")[0] == last else Linear
+            kind = HeadLinear if layer.name.partition(".")[0] == last else Linear
             where = (ctx if layer.inside else replace(ctx, names=WeightMap())).child(layer.name)
             self.parts[layer.name] = kind(in_size, (layer.out_size,), bias=layer.bias, ctx=where)
             if layer.norm is not None:

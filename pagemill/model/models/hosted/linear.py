@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pagemill.errors import ConfigError
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.layers.linear import ColumnLinear, Linear, RowLinear
+from pagemill.model.layers.linear import ColumnLinear, HeadLinear, Linear, RowLinear
 
 STYLES: Final = ("colwise", "rowwise")
 WHOLE: Final = ("replicated", "replicated_with_grad_allreduce", "colwise_gather_output", "embedding_rowwise")
@@ -18,8 +18,9 @@ WHOLE: Final = ("replicated", "replicated_with_grad_allreduce", "colwise_gather_
 class HostedLinear(nn.Module):
     """[..., in] -> [..., out], in the place of an nn.Linear."""
 
-    def __init__(self, linear: nn.Linear, style: str | None, *, ctx: LayerContext) -> None:
-        """`style`: how it is split, one of STYLES; None: not at all. Raises ConfigError where it cannot be."""
+    def __init__(self, linear: nn.Linear, style: str | None, *, ctx: LayerContext, head: bool = False) -> None:
+        """`style`: how it is split, one of STYLES; None: not at all. `head`: whether it gives logits. Raises
+        ConfigError where it cannot be split."""
         super().__init__()
         self._dtype = ctx.dtype
         self.in_features = linear.in_features
@@ -31,7 +32,8 @@ class HostedLinear(nn.Module):
         elif style == "rowwise":
             self.inner = RowLinear(linear.in_features, linear.out_features, bias=bias, ctx=ctx, what=what)
         else:
-            self.inner = Linear(linear.in_features, (linear.out_features,), bias=bias, ctx=ctx)
+            kind = HeadLinear if head else Linear
+            self.inner = kind(linear.in_features, (linear.out_features,), bias=bias, ctx=ctx)
 
     @property
     def weight(self) -> Tensor:

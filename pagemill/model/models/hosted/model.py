@@ -85,6 +85,7 @@ class TransformersForCausalLM(CausalLM):
             check_plan(self._name, plan, self.config, tp)
         tied = set(self.weights.aliases) | set(self.weights.aliases.values())
         made_of_several = {key.rpartition(".")[0] for key in self.weights.converted}
+        head = self.hosted.get_output_embeddings()
         for name, module in list(self.hosted.named_modules()):
             if type(module) is not nn.Linear or f"{name}.weight" in tied:
                 continue
@@ -92,7 +93,8 @@ class TransformersForCausalLM(CausalLM):
                 raise ConfigError(f"tensor_parallel_size={tp}: {name} of {self._name} is converted from other tensors")
             parent, _, leaf = name.rpartition(".")
             ctx = self._ctx.child(name)
-            setattr(self.hosted.get_submodule(parent), leaf, HostedLinear(module, style_of(name, plan), ctx=ctx))
+            taken = HostedLinear(module, style_of(name, plan), ctx=ctx, head=module is head)
+            setattr(self.hosted.get_submodule(parent), leaf, taken)
 
     def _write_network(self) -> Network:
         net = Network()
