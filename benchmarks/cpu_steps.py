@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NativeNetwork, NormWeight, PlanBuilder
+from pagemill.model.kernels.layer_plan import LayerPlan, NativeNetwork, PlanBuilder
 from pagemill.model.kernels.linear import SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import FORMATS as BLOCK_FORMATS
 from pagemill.model.kernels.linear_int import pack_blocks
 from pagemill.model.kernels.mirrors import Layer
 from pagemill.model.kernels.pack_linear import NO_GATE
+from pagemill.model.kernels.plan_parts import AttentionParts, NormWeight
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
 from pagemill.worker.native.decode_step import Acceptance, DecodeStep

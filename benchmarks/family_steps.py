@@ -42,6 +42,10 @@ def enlarged(changes: dict[str, Any], layers: int, hidden: int) -> dict[str, Any
     for name in ("layer_types", "activation_sparsity_pattern"):
         if isinstance(changes.get(name), list):
             sizes[name] = [changes[name][index % len(changes[name])] for index in range(layers)]
+    if changes.get("kv_lora_rank"):
+        sizes |= {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
+    if changes.get("q_lora_rank"):
+        sizes["q_lora_rank"] = hidden // 2
     if "n_layer" in changes:
         sizes |= {"n_layer": layers, "n_head": 8}
     return changes | {name: size for name, size in sizes.items() if changes.get(name) is not ABSENT}

@@ -16,6 +16,7 @@ ATTENTION: Registry[Any] = Registry(
         "FLEX_ATTENTION": f"{_BACKENDS}.flex:FlexBackend",
         "CPU_ATTN": f"{_BACKENDS}.cpu:CpuBackend",
         "CPU_ENCODER": f"{_BACKENDS}.cpu_encoder:CpuEncoderBackend",
+        "CPU_MLA": f"{_BACKENDS}.cpu_mla:CpuMlaBackend",
         "TORCH_PAGED": f"{_BACKENDS}.torch_paged:TorchPagedBackend",
         "TORCH_CPU": f"{_BACKENDS}.torch_cpu:TorchCpuBackend",
         "TORCH_SDPA": f"{_BACKENDS}.torch_sdpa:SdpaBackend",

@@ -65,7 +65,7 @@ class CpuPlatform(Platform):
             self._binding = None
 
     def attention_order(self) -> tuple[str, ...]:
-        return ("CPU_ATTN", "CPU_ENCODER", "TORCH_CPU", "TORCH_MLA", "TORCH_SDPA")
+        return ("CPU_ATTN", "CPU_ENCODER", "CPU_MLA", "TORCH_CPU", "TORCH_MLA", "TORCH_SDPA")
 
     def dist_backend(self) -> str:
         return "gloo"

@@ -139,6 +139,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": ("Glm4MoeForCausalLM", SMALL | EXPERTS | {
         "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
         "use_qk_norm": True, "attention_bias": True, "num_nextn_predict_layers": 0}),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", SMALL | EXPERTS | {
+        "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 32}),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", SMALL | EXPERTS | {
+        "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 24}),
     "gpt-oss": ("GptOssForCausalLM", MIXED | {
         "num_local_experts": 6, "num_experts_per_tok": 3, "swiglu_limit": 0.3,
         "rope_parameters": YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}}),

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.mirrors import Layer, Op, Run
+from pagemill.model.kernels.mirrors import Op, Run
 from pagemill.model.kernels.native import DTYPES, KV_DTYPES, loaded_library
 from pagemill.model.kernels.native_experts import NativeExperts, NativeRouting
+from pagemill.model.kernels.native_heads import HeadParts
+from pagemill.model.kernels.plan_parts import (
+    AttentionParts,
+    LatentParts,
+    NormWeight,
+    keys_as_values,
+    weight_for_heads,
+)
 from pagemill.model.kernels.streams import StreamFunction
 
 NORM = 1
@@ -31,6 +39,7 @@ GATE = 10
 MULTIPLY = 11
 NORM_PARTS = 12
 SOFT_CAP = 14
+PREPARE_LATENT = 17
 PLAN_GATES = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 """As PmGate in cpu/kernels.h."""
 NO_BUFFER = -1
@@ -57,40 +66,6 @@ class LookUp(Protocol):
 
     def native(self) -> TokenTable | None:
         """The same as native code takes it; None when there is no such form."""
-
-
-@dataclass(frozen=True)
-class NormWeight:
-    """An RMS norm, or a LayerNorm: its weight, epsilon and bias."""
-
-    weight: Tensor
-    eps: float
-    bias: Tensor | None = None
-    """Of a LayerNorm, which may have none."""
-    centers: bool = False
-    """Whether it is a LayerNorm."""
-
-
-@dataclass(frozen=True)
-class AttentionParts:
-    """What an attention layer brings along. The cache is [2, num_blocks, Hkv, block_size, D], D + 4 of int8; None: keys
-    and values go to memory of the plan, good for a step."""
-
-    name: str
-    """Under which its batch is found."""
-    layer: Layer
-    cache: Tensor | None
-    rope: tuple[Tensor, Tensor] | None
-    """cos and sin, each [positions, n], n <= D, of the type of the model or float32; None where nothing is turned."""
-    norms: tuple[NormWeight | None, NormWeight | None, NormWeight | None] = (None, None, None)
-    """Of query, key and value, all of one kind and epsilon, and of weights of one type. A LayerNorm has float32 weights
-    for each head."""
-    key_is_value: bool = False
-    """Whether values are keys, before their norm; there is room for them behind the keys."""
-    whole_norms: bool = False
-    """Whether norms are over all heads together, with a weight for each element."""
-    shared: bool = False
-    """Whether there are queries only, and the cache is another layer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +139,10 @@ class PlanBuilder:
             self._kept.append(cache)
             place |= _cache_place(cache)
         norms = [norm for norm in parts.norms if norm is not None]
-        first, second, third = (norm.weight.data_ptr() if norm else None for norm in parts.norms)
-        self._kept += [norm.weight for norm in norms]
+        weights = [None if norm is None else weight_for_heads(norm) for norm in parts.norms]
+        first, second, third = (None if weight is None else weight.data_ptr() for weight in weights)
+        growth, growth_step = parts.growth or (None, 0)
+        self._kept += [*weights, growth]
         self._add(
             PREPARE,
             qkv,
@@ -179,11 +156,47 @@ class PlanBuilder:
             centers=bool(norms) and norms[0].centers,
             weight_dtype=DTYPES[norms[0].weight.dtype] if norms else 0,
             eps=norms[0].eps if norms else 0.0,
+            norms_last=parts.norms_last,
+            growth=None if growth is None else growth.data_ptr(),
+            growth_step=growth_step,
             **_tables(parts.rope),
             **place,
         )
         target = self.buffer(out, layer.num_heads * layer.head_size)
         self._add(ATTEND, qkv, target, **place)
+        return target
+
+    def latent_attention(self, query: int, kept: int, parts: LatentParts, out: str) -> int:
+        """The norm of what is latent, rotary embedding, cache and attention, from queries [rotary + plain] of each head
+        in one buffer, and what is kept, [rotary + latent], in another -> values of all heads."""
+        layer = parts.layer
+        heads, size = layer.num_heads, layer.head_size
+        rotary = parts.rope[0].shape[1]
+        value = parts.expand.layers[0].out_features
+        cache = keys_as_values(parts.cache)
+        place: dict[str, Any] = {"layer": layer, "group": len(self._groups), **_cache_place(cache)}
+        self._groups.append(parts.name)
+        absorb = parts.absorb.placed(HeadParts(self._widths[query] // heads, rotary), HeadParts(size, rotary))
+        expand = parts.expand.placed(HeadParts(size, rotary), HeadParts(value, 0))
+        self._kept += [*parts.rope, cache, parts.norm.weight, absorb, expand]
+        absorbed = self.buffer("absorbed", (heads + 1) * size)
+        attended = self.buffer("attended", heads * size)
+        target = self.buffer(out, heads * value)
+        self._add(
+            PREPARE_LATENT,
+            query,
+            absorbed,
+            residual_in=kept,
+            columns=rotary,
+            weight=parts.norm.weight.data_ptr(),
+            weight_dtype=DTYPES[parts.norm.weight.dtype],
+            eps=parts.norm.eps,
+            **_tables(parts.rope),
+            **place,
+        )
+        self._ops.append(absorb.operation(query, absorbed))
+        self._add(ATTEND, absorbed, attended, **place)
+        self._ops.append(expand.operation(attended, target))
         return target
 
     def add(self, first: int, second: int, out: str) -> int:
@@ -193,7 +206,7 @@ class PlanBuilder:
         return target
 
     def scale(self, source: int, factor: float, out: str) -> int:
-        """source * factor -> out. It is not what a norm gave."""
+        """source * factor -> out. The source may be what the last norm gave."""
         target = self.buffer(out, self._widths[source])
         self._add(SCALE, source, target, out_dtype=DTYPES[torch.bfloat16], factor=factor)
         return target

@@ -73,18 +73,21 @@ class Op(ctypes.Structure):
                 "num_streams",
             )
         ),
-        *((name, _POINTER) for name in ("routing", "experts")),
+        *((name, _POINTER) for name in ("routing", "experts", "heads")),
+        ("norms_last", _INT),
+        ("growth", _POINTER),
+        ("growth_step", _INT),
     )
 
 
 class RoutingStruct(ctypes.Structure):
-    """How a router chooses, as `PmRouting` in kernels.h. Holds an address: the tensor must outlive it."""
+    """How a router chooses, as `PmRouting` in kernels.h. Holds addresses: the tensors must outlive it."""
 
     _fields_ = (
         *((name, _INT) for name in ("num_experts", "top_k", "sigmoid", "renormalize")),
         *((name, _INT) for name in ("num_groups", "top_groups", "group_by_two")),
         ("scale", _FLOAT),
-        ("correction", _POINTER),
+        *((name, _POINTER) for name in ("correction", "factors")),
     )
 
 
@@ -95,6 +98,16 @@ class ExpertsStruct(ctypes.Structure):
         *((name, _POINTER) for name in ("gate_up", "down")),
         *((name, _INT) for name in ("count", "first", "top_k", "inner", "clamped")),
         *((name, _FLOAT) for name in ("alpha", "limit")),
+        ("weighs_inputs", _INT),
+    )
+
+
+class HeadsStruct(ctypes.Structure):
+    """A linear layer for each head, as `PmHeads` in layer_plan.h. Holds an address."""
+
+    _fields_ = (
+        ("layers", _POINTER),
+        *((name, _INT) for name in ("count", "in_step", "in_first", "out_step", "out_first")),
     )
 
 
@@ -199,6 +212,7 @@ MIRRORS: dict[str, type[ctypes.Structure]] = {
     "PmTrie": TrieStruct,
     "PmRouting": RoutingStruct,
     "PmExperts": ExpertsStruct,
+    "PmHeads": HeadsStruct,
 }
 """By their names in C++."""
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import PackedLinear
-from pagemill.model.kernels.mirrors import ExpertsStruct, LinearStruct, Op, RoutingStruct, Run
-from pagemill.model.kernels.native import loaded_library
+from pagemill.model.kernels.mirrors import ExpertsStruct, LinearStruct, Op, RoutingStruct
 from pagemill.model.kernels.routing import Routing
+from pagemill.model.kernels.run_operations import run_operations
 
 ROUTE = 15
 EXPERTS = 16
@@ -26,13 +26,15 @@ class NativeRouting:
     """How a router chooses experts by its logits."""
 
     struct: RoutingStruct
-    correction: Tensor | None
-    """Whose address the struct holds."""
+    kept: tuple[Tensor | None, Tensor | None]
+    """Whose addresses the struct holds."""
 
     @staticmethod
-    def of(routing: Routing, num_experts: int, correction: Tensor | None) -> "NativeRouting":
-        """`correction`: [X] float32, added to scores for choosing."""
-        kept = None if correction is None else correction.contiguous()
+    def of(
+        routing: Routing, num_experts: int, correction: Tensor | None, factors: Tensor | None = None
+    ) -> "NativeRouting":
+        """`correction`: [X] float32, added to scores for choosing; `factors`: [X] float32, of weights at last."""
+        kept = tuple(None if given is None else given.contiguous() for given in (correction, factors))
         struct = RoutingStruct(
             num_experts,
             routing.top_k,
@@ -42,9 +44,9 @@ class NativeRouting:
             routing.top_groups,
             routing.group_by_two,
             routing.scale,
-            None if kept is None else kept.data_ptr(),
+            *(None if given is None else given.data_ptr() for given in kept),
         )
-        return NativeRouting(struct, kept)
+        return NativeRouting(struct, (kept[0], kept[1]))
 
     @property
     def width(self) -> int:
@@ -60,7 +62,7 @@ class NativeRouting:
         """[T, X] float32 -> (experts [T, K] int32, weights [T, K] float32)."""
         given = logits.contiguous()
         routed = torch.empty(len(given), self.width)
-        _run(self.operation(0, 1), [given, routed])
+        run_operations([self.operation(0, 1)], [given, routed])
         chosen, weights = routed.chunk(2, dim=1)
         return chosen.view(torch.int32), weights
 
@@ -80,9 +82,11 @@ class NativeExperts:
         first: int,
         top_k: int,
         clamp: tuple[float, float] | None = None,
+        weighs_inputs: bool = False,
     ) -> "NativeExperts":
         """`first`: the number that routers have for the first one. Those of one side have equal sizes. `clamp`: as
-        `ExpertForm` has it; then weights have no gate."""
+        `ExpertForm` has it; then weights have no gate. `weighs_inputs`: whether a token's weight multiplies what an
+        expert gets, instead of what it gives."""
         ups, downs = ((LinearStruct * len(layers))(*(layer.struct for layer in layers)) for layers in (gate_up, down))
         inner = gate_up[0].out_features
         struct = ExpertsStruct(
@@ -94,6 +98,7 @@ class NativeExperts:
             inner if clamp is None else inner // 2,
             clamp is not None,
             *(clamp or (0.0, 0.0)),
+            weighs_inputs,
         )
         return NativeExperts(struct, (ups, downs, tuple(gate_up), tuple(down)))
 
@@ -108,17 +113,5 @@ class NativeExperts:
         given = x.contiguous()
         routed = torch.cat([chosen.contiguous().view(torch.float32), weights], dim=1)
         out = torch.empty_like(given)
-        _run(self.operation(0, 1, 2), [given, routed, out])
+        run_operations([self.operation(0, 1, 2)], [given, routed, out])
         return out
-
-
-def _run(op: Op, buffers: Sequence[Tensor]) -> None:
-    """One operation, on rows of tensors. Raises MemoryError."""
-    num_rows = len(buffers[0])
-    if not num_rows:
-        return
-    addresses = (ctypes.c_void_p * len(buffers))(*(buffer.data_ptr() for buffer in buffers))
-    widths = (ctypes.c_int64 * len(buffers))(*(buffer.shape[1] for buffer in buffers))
-    run = Run(num_tokens=num_rows, buffers=ctypes.addressof(addresses), widths=ctypes.addressof(widths))
-    if loaded_library().run_plan(ctypes.addressof(op), 1, ctypes.addressof(run), torch.get_num_threads()):
-        raise MemoryError("no memory for the working space of experts")

@@ -4,7 +4,6 @@ them: in torch, and as operations of native code on a CPU in bfloat16.
 Letters in shapes: T tokens, S streams, E elements of each. Knows nothing about layers.
 """
 
-import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.model.kernels.mirrors import Op, Run
-from pagemill.model.kernels.native import library, loaded_library
+from pagemill.model.kernels.mirrors import Op
+from pagemill.model.kernels.native import library
+from pagemill.model.kernels.run_operations import run_operations
 
 STREAMS = 13
 """The kind of operation of a plan."""
@@ -93,16 +93,8 @@ class StreamFunction(ABC):
         rows = [tensor.contiguous() for tensor in tensors]
         shape = self.shape(*(tensor.shape[1:] for tensor in rows))
         out = torch.empty(len(rows[0]), *shape, dtype=torch.bfloat16)
-        if not len(out):
-            return out
-        widths = [math.prod(tensor.shape[1:]) for tensor in rows]
-        steps = list(self.steps(*widths))
-        ops = (Op * len(steps))(*(step.operation(range(len(rows)), len(rows)) for step in steps))
-        buffers = (ctypes.c_void_p * (len(rows) + 1))(*(tensor.data_ptr() for tensor in (*rows, out)))
-        sizes = (ctypes.c_int64 * (len(rows) + 1))(*widths, math.prod(shape))
-        run = Run(num_tokens=len(out), buffers=ctypes.addressof(buffers), widths=ctypes.addressof(sizes))
-        if loaded_library().run_plan(ctypes.addressof(ops), len(steps), ctypes.addressof(run), torch.get_num_threads()):
-            raise MemoryError("no memory for the working space of a step")
+        steps = list(self.steps(*(math.prod(tensor.shape[1:]) for tensor in rows)))
+        run_operations([step.operation(range(len(rows)), len(rows)) for step in steps], [*rows, out])
         return out
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pagemill.model.kernels.layer_plan import NormWeight
 from pagemill.model.kernels.ops import layer_norm, rms_norm
+from pagemill.model.kernels.plan_parts import NormWeight
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.stored import LayerTensor
 

@@ -90,7 +90,6 @@ def _magnitude(config: Mapping[str, Any]) -> float:
 class DeepseekV2ForCausalLM(CausalLM):
     """A softmax router, which may choose the best groups of experts first."""
 
-    plans_natively = False
     weights = dataclasses.replace(
         DECODER_WEIGHTS.with_experts("gate_proj", "up_proj", "down_proj"),
         stack={"gate_up_proj": DECODER_WEIGHTS.stack["gate_up_proj"]},

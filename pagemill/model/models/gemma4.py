@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
+from pagemill.model.kernels.native_experts import NativeRouting
 from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.router import Router
@@ -75,8 +76,9 @@ class ScaledRouter(Router):
         self.scales = torch.empty(0)
         """[X] float32."""
 
-    def native_routing(self) -> None:
-        """There is no such form."""
+    def native_routing(self) -> NativeRouting:
+        """How native code chooses, by the logits that `native` gives."""
+        return NativeRouting.of(self.routing, self.shards[0], self.correction, self.scales)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token and their weights, as `Router.choose` gives them."""

@@ -4,8 +4,7 @@ position; experts that get weighted inputs, and one more that all tokens share."
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pagemill.artifacts.config_fields import changed
 from pagemill.errors import ModelError
@@ -14,6 +13,7 @@ from pagemill.model.kernels.routing import Routing
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.layers.moe.merged_experts import MergedExperts, MergedForm
 from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.query_growth import QueryGrowth
 from pagemill.model.loading.weight_map import WeightMap
 from pagemill.model.models.causal_lm import DECODER_WEIGHTS, CausalLM
 from pagemill.model.models.decoder import (
@@ -31,21 +31,27 @@ _FLOOR_SCALE = 8192
 _ATTN_SCALE = 0.1
 
 
+def _growth(config: Mapping[str, Any], max_model_len: int) -> QueryGrowth | None:
+    """Of queries that are not turned; None where the config says that there is none."""
+    if config.get("attn_temperature_tuning") not in (None, True, 1, 4):
+        return None
+    step = float(config.get("floor_scale") or _FLOOR_SCALE)
+    if step < 1 or not step.is_integer():
+        raise ModelError(f"floor_scale={step!r} is not supported: it is to be a whole number above 0")
+    return QueryGrowth(int(step), float(config.get("attn_scale") or _ATTN_SCALE), max_model_len)
+
+
 class Llama4Attention(DecoderAttention):
     """Where nothing is turned, queries grow with the logarithm of their positions."""
 
-    def __init__(self, config: Mapping[str, Any], traits: AttentionTraits, *, ctx: LayerContext) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], traits: AttentionTraits, growth: QueryGrowth | None, *, ctx: LayerContext
+    ) -> None:
         super().__init__(config, traits, ctx=ctx)
-        self._grows = traits.rope is None and config.get("attn_temperature_tuning") in (None, True, 1, 4)
-        self._floor = float(config.get("floor_scale") or _FLOOR_SCALE)
-        self._scale = float(config.get("attn_scale") or _ATTN_SCALE)
+        self._growth = growth if traits.rope is None else None
 
     def scaled_query(self, net: Network, query: Value) -> Value:
-        return net.call(self._grown, query, net.positions, by_rows=True) if self._grows else query
-
-    def _grown(self, query: Tensor, positions: Tensor) -> Tensor:
-        steps = torch.floor((positions.float() + 1) / self._floor)
-        return (query * (torch.log1p(steps) * self._scale + 1)[:, None, None]).to(query.dtype)
+        return query if self._growth is None else net.call(self._growth, query, net.positions, by_rows=True)
 
 
 class Llama4ForCausalLM(CausalLM):
@@ -53,13 +59,17 @@ class Llama4ForCausalLM(CausalLM):
 
     rope_defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 500_000.0}
     only: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    plans_natively = False
     weights = WeightMap(
         stack={**DECODER_WEIGHTS.stack, "gate": ("router",)},
         strip_prefix="model.",
         ignore=DECODER_WEIGHTS.ignore,
         parents={"mlp": "feed_forward", "shared_experts": "shared_expert"},
     )
+
+    def make_parts(self, layers: range, max_model_len: int, ctx: LayerContext) -> None:
+        """Raises ModelError for a floor_scale that is no whole number."""
+        self._growth = _growth(self.config, max_model_len)
+        super().make_parts(layers, max_model_len, ctx)
 
     def make_layer(self, index: int, ctx: LayerContext) -> nn.Module:
         config = self.config
@@ -79,7 +89,7 @@ class Llama4ForCausalLM(CausalLM):
             norms_after_rotary=True,
             paired=self.rotary_size(config, {}),
         )
-        attention = Llama4Attention(config, traits, ctx=ctx.child("self_attn"))
+        attention = Llama4Attention(config, traits, self._growth, ctx=ctx.child("self_attn"))
         return NormedLayer(attention, self._mlp(index, ctx.child("mlp")), rms_norms(config), ctx=ctx)
 
     def _turns(self, index: int) -> bool:

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from pagemill.model.kernels.layer_plan import (
     PLAN_GATES,
-    AttentionParts,
     LayerPlan,
     LookUp,
-    NormWeight,
     PlanBuilder,
     StepTokens,
     TokenTable,
 )
 from pagemill.model.kernels.linear import PackedLinear, with_activation
 from pagemill.model.kernels.native import library
+from pagemill.model.kernels.plan_parts import AttentionParts, LatentParts, NormWeight
 from pagemill.model.kernels.streams import StreamFunction
 from pagemill.model.layers.embedding import Embedding, EmbeddingSum, FirstTokens
 from pagemill.model.layers.head_norms import RMSNormOfAllHeads
@@ -57,6 +56,7 @@ from pagemill.model.network.rewrite import (
     AddNorm,
     Graph,
     HeadsAttend,
+    LatentAttend,
     MultiplyActivate,
     fuse_activations,
     fuse_attention,
@@ -66,7 +66,7 @@ from pagemill.model.network.rewrite import (
 from pagemill.model.quantization.panels import GATES
 
 WHOLE_ONLY = "only whole models run as a plan, from the embedding to the last norm"
-_ATTENDS = HeadsAttend, ProjectedAttend
+_ATTENDS = HeadsAttend, ProjectedAttend, LatentAttend
 
 
 class NotPlannable(Exception):
@@ -222,7 +222,7 @@ class _Translation:
             self._sums += op.outputs[1:]
         else:
             self._sums = []
-        if isinstance(op, Multiply):
+        if isinstance(op, Multiply | Scale | ScaleLearnt):
             self._waited |= self._stored
 
     def is_stored(self, op: Norm | AddNorm) -> bool:
@@ -370,8 +370,6 @@ def _(op: ScaleLearnt, to: _Translation) -> None:
 
 
 def _scale(op: Operation, factor: float, to: _Translation) -> None:
-    if to.is_normed(op.inputs[0]):
-        raise NotPlannable("a norm is multiplied by a factor")
     source = to.buffers[op.inputs[0]]
     out = op.outputs[0]
     to.buffers[out] = to.builder.scale(source, factor, to.name(out, "sum", to.builder.width(source)))
@@ -518,10 +516,26 @@ def _(op: ProjectedAttend, to: _Translation) -> None:
         key_is_value=op.key_is_value,
         whole_norms=RMSNormOfAllHeads in kinds,
         shared=layer.kv_owner is not None,
+        norms_last=op.norms_last,
+        growth=None if op.growth is None else op.growth.native(),
     )
     out = op.outputs[0]
     name = to.name(out, "linear", native.num_heads * native.head_size)
     to.buffers[out] = to.builder.attention(to.buffers[op.inputs[0]], parts, name)
+
+
+@_translate.register
+def _(op: LatentAttend, to: _Translation) -> None:
+    layer = op.layer
+    native, heads = layer.native(), op.absorbed.native()
+    if native is None or heads is None:
+        raise NotPlannable(f"{layer.name} does not run natively")
+    rope = op.rotary.cos, op.rotary.sin
+    parts = LatentParts(layer.name, native, layer.cache, rope, op.norm.native(), heads.absorb, heads.expand)
+    query, kept = (to.buffers[value] for value in op.inputs[:2])
+    out = op.outputs[0]
+    name = to.name(out, "linear", native.num_heads * op.absorbed.sizes[1])
+    to.buffers[out] = to.builder.latent_attention(query, kept, parts, name)
 
 
 @_translate.register

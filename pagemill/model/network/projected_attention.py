@@ -1,6 +1,6 @@
-"""What is between a projection and attention where the usual fusion does not fit: norms of values, norms over all heads
-or with weights for each, keys that are values too, and layers that read the keys and values of another. For native
-plans.
+"""What is between a projection and attention where the usual fusion does not fit: norms of values, LayerNorms, norms
+over all heads or with weights for each, norms behind rotary embedding, queries that grow, keys that are values too, and
+layers that read the keys and values of another. For native plans.
 
 Knows operations; no model.
 """
@@ -10,17 +10,18 @@ from typing import TypeAlias
 
 from pagemill.model.attention.layer import Attention
 from pagemill.model.layers.head_norms import LayerNormOfEachHead, RMSNormOfAllHeads
-from pagemill.model.layers.norm import RMSNorm
+from pagemill.model.layers.norm import LayerNorm, RMSNorm
+from pagemill.model.layers.query_growth import QueryGrowth
 from pagemill.model.layers.rotary import Rotary
 from pagemill.model.network.operations import Attend, Call, Norm, Operation, PerHead, Rotate, Split, SplitHeads, Value
 from pagemill.model.network.rewrite import Graph
 
-HeadNorm: TypeAlias = RMSNorm | RMSNormOfAllHeads | LayerNormOfEachHead
+HeadNorm: TypeAlias = RMSNorm | LayerNorm | RMSNormOfAllHeads | LayerNormOfEachHead
 
 
 @dataclass(eq=False)
 class ProjectedAttend(Operation):
-    """(projected[, cos, sin]) -> [T, H * D]: norms, rotary embedding of query and key, attention."""
+    """(projected[, cos, sin]) -> [T, H * D]: norms, rotary embedding of query and key, growth of queries, attention."""
 
     layer: Attention
     rotary: Rotary | None
@@ -29,24 +30,41 @@ class ProjectedAttend(Operation):
     """Of query, key and value."""
     key_is_value: bool = False
     """Whether what is projected are queries and keys, and values are keys before their norm."""
+    norms_last: bool = False
+    """Whether norms of query and key come after rotary embedding."""
+    growth: QueryGrowth | None = None
+    """Of queries, at last."""
 
 
 class _Part:
     """Queries, keys or values: the plain ones, and what is done to them."""
 
     def __init__(self, graph: Graph, value: Value) -> None:
+        grown = graph.made_for_one(Call, value)
+        self.grown = grown if grown is not None and isinstance(grown.function, QueryGrowth) else None
+        value = _before(self.grown, value)
         self.turn = graph.made_for_one(Rotate, value)
-        value = value if self.turn is None else self.turn.inputs[0]
+        value = _before(self.turn, value)
         self.norm = graph.made_for_one(Norm, value) or graph.made_for_one(Call, value)
         self.layer = _layer_of(self.norm)
         if self.layer is None:
             self.norm = None
-        self.plain = value if self.norm is None else self.norm.inputs[0]
+        value = _before(self.norm, value)
+        below = graph.made_for_one(Rotate, value) if self.turn is None and self.norm is not None else None
+        self.norm_is_last = below is not None
+        self.turn = self.turn or below
+        self.plain = _before(below, value)
 
     @property
     def operations(self) -> set[Operation]:
         """What is done to them."""
-        return {op for op in (self.turn, self.norm) if op is not None}
+        return {op for op in (self.turn, self.norm, self.grown) if op is not None}
+
+    @property
+    def growth(self) -> QueryGrowth | None:
+        """That of queries."""
+        function = None if self.grown is None else self.grown.function
+        return function if isinstance(function, QueryGrowth) else None
 
     @property
     def tables(self) -> tuple[Value, ...]:
@@ -54,10 +72,15 @@ class _Part:
         return () if self.turn is None else self.turn.inputs[1:]
 
 
+def _before(op: Operation | None, value: Value) -> Value:
+    """What an operation reads first; without one, what there is."""
+    return value if op is None else op.inputs[0]
+
+
 def _layer_of(norm: Norm | Call | None) -> HeadNorm | None:
     """None of what is another norm, or none."""
     layer = norm.function if isinstance(norm, Call) else None if norm is None else norm.layer
-    return layer if isinstance(layer, RMSNorm | RMSNormOfAllHeads | LayerNormOfEachHead) else None
+    return layer if isinstance(layer, HeadNorm) else None
 
 
 def fuse_projected_attention(graph: Graph) -> Graph:
@@ -80,16 +103,19 @@ def _found(graph: Graph, attend: Attend) -> tuple[Operation, set[Operation]] | N
         source = _of_queries(graph, query)
     else:
         key, value = parts[1:]
-        if value.turn is not None or key.tables != query.tables:
+        if value.turn is not None or key.tables != query.tables or key.growth is not None or value.growth is not None:
             return None
         source = _of_all(graph, query, key, value) or _of_two(graph, query, key, value)
-    if source is None:
+    normed = {part.norm_is_last for part in parts[:2] if part.norm is not None and part.turn is not None}
+    if source is None or len(normed) > 1:
         return None
     projected, before, key_is_value = source
     first, second, third = (*(part.layer for part in parts), None, None)[:3]
     rotary = None if query.turn is None else query.turn.rotary
     inputs = (projected, *query.tables)
-    found = ProjectedAttend(inputs, attend.outputs, attend.layer, rotary, (first, second, third), key_is_value)
+    found = ProjectedAttend(
+        inputs, attend.outputs, attend.layer, rotary, (first, second, third), key_is_value, True in normed, query.growth
+    )
     return found, before.union(*(part.operations for part in parts))
 
 

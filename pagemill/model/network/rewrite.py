@@ -71,6 +71,7 @@ class LatentAttend(Operation):
 
     layer: Attention
     absorbed: AbsorbedLinear
+    rotary: Rotary
     norm: RMSNorm | LayerNorm
     """An RMS norm."""
 
@@ -272,7 +273,7 @@ def _latent_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operati
     if not all(graph.may_overwrite(op.inputs[0], op) for op in (heads, split)):
         return None
     inputs = (heads.inputs[0], split.inputs[0], *kept[0].inputs[1:])
-    found = LatentAttend(inputs, expand.outputs, attend.layer, queries[0].layer, normed[0].layer)
+    found = LatentAttend(inputs, expand.outputs, attend.layer, queries[0].layer, queries[1].rotary, normed[0].layer)
     return found, {*queries, *kept, *normed, expand}
 
 

@@ -25,7 +25,7 @@ class SeparateExperts(ExpertWeights):
         self._gate = gate
         self.gate_up: dict[int, LinearWeight] = {}
         self.down: dict[int, LinearWeight] = {}
-        self._native: dict[tuple[int, int], NativeExperts | None] = {}
+        self._native: dict[tuple[int, int, bool], NativeExperts | None] = {}
 
     def put_gate_up(self, expert: int, weight: Tensor | QuantizedTensor) -> None:
         clamped = self.form is not None and self.form.clamp is not None
@@ -36,13 +36,13 @@ class SeparateExperts(ExpertWeights):
         self._native.clear()
         self.down[expert] = self._method.prepare(weight)
 
-    def native(self, first: int, top_k: int) -> NativeExperts | None:
-        form = first, top_k
+    def native(self, first: int, top_k: int, weighs_inputs: bool = False) -> NativeExperts | None:
+        form = first, top_k, weighs_inputs
         if form not in self._native:
             self._native[form] = self._made_native(*form)
         return self._native[form]
 
-    def _made_native(self, first: int, top_k: int) -> NativeExperts | None:
+    def _made_native(self, first: int, top_k: int, weighs_inputs: bool) -> NativeExperts | None:
         clamp = None if self.form is None else self.form.clamp
         if any((weight.gate is None) != (clamp is not None) for weight in self.gate_up.values()):
             return None
@@ -54,7 +54,7 @@ class SeparateExperts(ExpertWeights):
                 return None
             gate_up.append(up)
             down.append(back)
-        return NativeExperts.of(gate_up, down, first, top_k, clamp)
+        return NativeExperts.of(gate_up, down, first, top_k, clamp, weighs_inputs)
 
     def _biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
         form = self.form

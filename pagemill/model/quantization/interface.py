@@ -91,8 +91,9 @@ class ExpertWeights(ABC):
         """The weighted sum of each token's experts: [T, E] -> [T, E]. chosen [T, K] int32 are numbers of the model's
         experts, of which first .. first + num_experts are here; others add nothing. weights [T, K] float32."""
 
-    def native(self, first: int, top_k: int) -> NativeExperts | None:
-        """The form in which native code takes them, `top_k` for a token; None when there is none."""
+    def native(self, first: int, top_k: int, weighs_inputs: bool = False) -> NativeExperts | None:
+        """The form in which native code takes them, `top_k` for a token; None when there is none. `weighs_inputs`: see
+        `NativeExperts.of`."""
         return None
 
 

@@ -65,7 +65,10 @@ void route_row(const PmRouting& routing, const float* logits, int32_t* chosen, f
     choice[best] = NOT_CHOSEN;
   }
   const float whole = routing.renormalize ? sum + 1e-20f : 1.0f;
-  for (int64_t k = 0; k < routing.top_k; ++k) weights[k] = weights[k] / whole * (float)routing.scale;
+  for (int64_t k = 0; k < routing.top_k; ++k) {
+    weights[k] = weights[k] / whole * (float)routing.scale;
+    if (routing.factors) weights[k] *= routing.factors[chosen[k]];
+  }
 }
 
 // Rows [begin, end).

@@ -83,16 +83,23 @@ class ExpertRows {
     start[0] = 0;
   }
 
-  // Of an expert's first layer: its rows of x, gathered where they are several.
+  // Of an expert's first layer: its rows of x, gathered where they are several, or weighted.
   LinearArgs up_args(const PmExperts& experts, const ExpertPlaces& places, int64_t expert, const element* x,
-                     int64_t width) const {
+                     const float* routed, int64_t width) const {
     static thread_local ThreadBuffer gathered;
-    const int64_t first = places.start[expert], rows = places.start[expert + 1] - first;
-    const auto row_of = [&](int64_t i) { return x + places.choice[first + i] / experts.top_k * width; };
+    const int64_t first = places.start[expert], rows = places.start[expert + 1] - first, top_k = experts.top_k;
+    const auto row_of = [&](int64_t i) { return x + places.choice[first + i] / top_k * width; };
     const element* from = row_of(0);
-    if (rows > 1) {
+    if (rows > 1 || experts.weighs_inputs) {
       element* to = (element*)gathered.at_least(rows * width * (int64_t)sizeof(element));
-      for (int64_t i = 0; i < rows; ++i) memcpy(to + i * width, row_of(i), width * sizeof(element));
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t choice = places.choice[first + i];
+        if (experts.weighs_inputs)
+          selected->scale({to + i * width, row_of(i), nullptr, PM_BFLOAT16, PM_NO_ACTIVATION,
+                           routed[choice / top_k * 2 * top_k + top_k + choice % top_k]}, 0, width);
+        else
+          memcpy(to + i * width, row_of(i), width * sizeof(element));
+      }
       from = to;
     }
     const int64_t given = up_width(experts);
@@ -131,7 +138,7 @@ class ExpertRows {
         weights[at] = weights[at - 1];
       }
       positions[at] = position;
-      weights[at] = given[k];
+      weights[at] = experts.weighs_inputs ? 1.0f : given[k];
     }
     selected->weigh({out, parts_, positions, weights, count, width}, columns.begin, columns.end);
   }

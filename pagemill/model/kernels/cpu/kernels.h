@@ -35,7 +35,8 @@ struct PmLayer {
 
 // query [T, H, D], key and value [T, Hkv, D] with their strides between tokens; key may be null: nothing is written.
 // kv_cache [2, num_blocks, Hkv, block_size, D], contiguous from Hkv on, what a head has in a block laid out
-// as segment.h says; out [T, H, D], contiguous. A cache of int8 is [2, num_blocks, Hkv, block_size, D + 4].
+// as segment.h says; out [T, H, D], contiguous. A cache of int8 is [2, num_blocks, Hkv, block_size, D + 4]. Where
+// values_offset is 0, keys are values too, and value is key: the cache is [num_blocks, block_size, D], of one KV head.
 struct PmTensors {
   void* out;
   const void* query;
@@ -181,6 +182,7 @@ struct PmRouting {
   int64_t num_groups, top_groups, group_by_two;
   double scale;
   const float* correction;  // [num_experts], added to scores for choosing, not for weighing; may be null
+  const float* factors;     // [num_experts], of the weights at last; may be null
 };
 
 // Of each row of logits, the experts that are chosen, and behind them their weights.

@@ -121,7 +121,7 @@ class PlanRun : PlanRows {
           add(op, share_of(run_.num_tokens, rank, team_), own_rows_ ? &own : nullptr);
           break;
         case PM_OP_SCALE:
-          scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
+          scale(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_), own_rows_ ? &own : nullptr);
           break;
         case PM_OP_SOFT_CAP:
           soft_cap(op, share_of(run_.num_tokens * run_.widths[op.out], rank, team_));
@@ -134,6 +134,12 @@ class PlanRun : PlanRows {
           break;
         case PM_OP_EXPERTS:
           experts(op, rank, own, linear);
+          break;
+        case PM_OP_PREPARE_LATENT:
+          run_rows(op, share_of(run_.num_tokens, rank, team_));
+          continue;
+        case PM_OP_HEADS:
+          heads(op, rank, linear++);
           break;
         case PM_OP_ATTEND:
           this->attend(op, rank, attend++);
@@ -341,7 +347,7 @@ class PlanRun : PlanRows {
       if (own_places || rank == 0) ExpertRows::sort(experts, routed, rows, places);
       if (!own_places) barrier_.wait();
       share_experts(experts.gate_up, places, rank, number++, [&](int64_t expert) {
-        return experts_.up_args(experts, places, expert, x + first * width, width);
+        return experts_.up_args(experts, places, expert, x + first * width, routed, width);
       });
       barrier_.wait(next_expert(experts.down, places, rank));
       share_experts(experts.down, places, rank, number++, [&](int64_t expert) {
@@ -352,18 +358,28 @@ class PlanRun : PlanRows {
     }
   }
 
-  // The same layer of all experts that have places, their panels one after the other. Each has as many.
+  // The same layer of all experts that have places.
   template <class F>
   void share_experts(const PmLinear* layers, const ExpertPlaces& places, int64_t rank, int64_t number, F args_of) {
-    const int64_t panels = num_panels(layers[0]);
+    share_layers(num_panels(layers[0]), *places.num_used, rank, number, [&](int64_t i) { return args_of(places.used[i]); });
+  }
+
+  void heads(const PmOp& op, int64_t rank, int64_t number) {
+    const PmHeads& heads = *op.heads;
+    share_layers(num_panels(heads.layers[0]), heads.count, rank, number, [&](int64_t h) { return head_args(op, h); });
+  }
+
+  // Of `count` layers of as many panels, the panels one after the other.
+  template <class F>
+  void share_layers(int64_t panels, int64_t count, int64_t rank, int64_t number, F args_of) {
     int64_t current = -1;
     LinearArgs args = {};
-    share_panels(*places.num_used * panels, rank, number, [&](int64_t begin, int64_t end) {
+    share_panels(count * panels, rank, number, [&](int64_t begin, int64_t end) {
       for (int64_t next; begin < end; begin = next) {
         const int64_t i = begin / panels;
         next = std::min(end, (i + 1) * panels);
         if (i != current) {
-          args = args_of(places.used[i]);
+          args = args_of(i);
           quantize_own(args);
           current = i;
         }

@@ -19,7 +19,7 @@ enum PmOpKind : int64_t {
   PM_OP_ADD = 6,
   // The row of `weight`, [positions, width of out], of each token's position -> out.
   PM_OP_LOOK_UP = 7,
-  // in times a factor -> out, both of out_dtype.
+  // in times a factor -> out, both of out_dtype. What is scaled may be what the last norm gave.
   PM_OP_SCALE = 8,
   // The row of `weight` of each token, and that of `second_weight` of its position, and that of `third_weight` of its
   // type, where there are such, added up one after the other -> out.
@@ -39,6 +39,21 @@ enum PmOpKind : int64_t {
   // The weighted sum of the experts that `residual_in` has for each row, of the rows of `in`, which may be what the last
   // norm gave -> out.
   PM_OP_EXPERTS = 16,
+  // Of each token's queries in `in`, [rotary + plain] each, and of what is kept of it in `residual_in`, [rotary + latent],
+  // for attention over latent vectors: the rotary parts of all, turned, and the RMS norm of what is latent -> out, queries
+  // of [rotary + latent] each, of which nothing else is written, and behind them what is kept, which also goes to the
+  // cache. `columns`: of a rotary part. Threads do not wait for each other: HEADS follows, and has nothing to do with it.
+  PM_OP_PREPARE_LATENT = 17,
+  // A linear layer for each head, part of `in` -> part of out, as `heads` says.
+  PM_OP_HEADS = 18,
+};
+
+// Linear layers of equal sizes, one for each head: it reads a row of what it is given from element h * in_step + in_first
+// on, and writes one of the result from h * out_step + out_first on. `HeadsStruct` in mirrors.py mirrors it.
+struct PmHeads {
+  const PmLinear* layers;  // [count]
+  int64_t count;
+  int64_t in_step, in_first, out_step, out_first;
 };
 
 // The experts of a layer; `ExpertsStruct` in mirrors.py mirrors it.
@@ -51,6 +66,7 @@ struct PmExperts {
   int64_t inner;
   int64_t clamped;  // whether gate_up has no gate, and what it gives goes through one as ClampArgs has it
   double alpha, limit;
+  int64_t weighs_inputs;  // whether the weight of a choice multiplies what the expert gets, not what it gives
 };
 
 // Buffers are numbered; a row of one is what a token has in it. Negative: none.
@@ -63,7 +79,8 @@ struct PmOp {
   const void* weight;  // the norm's; of the query's norm for PREPARE
   const void* second_weight;  // of the key's norm; the bias of a LayerNorm
   int64_t weight_dtype;
-  int64_t centers;  // whether NORM is a LayerNorm, or norms of PREPARE are: of each head, with float32 weights of its own
+  int64_t centers;  // whether NORM is a LayerNorm, or norms of PREPARE are: of each head, with float32 weights of its own,
+                    // or with the same weights of bfloat16 for all, behind which are as many biases
   int64_t stored;  // whether the result of NORM is read when all is done, or after the next one: it is in `out` then, of any
                    // number of rows, when threads have waited for each other
   double eps;
@@ -83,7 +100,7 @@ struct PmOp {
   int64_t table_dtype;
   const void* third_weight;  // of EMBED; of the value's norm for PREPARE
   int64_t gate;  // a PmGate
-  int64_t columns;  // of MULTIPLY and NORM_PARTS; where a stream begins, of STREAMS
+  int64_t columns;  // of MULTIPLY, NORM_PARTS and PREPARE_LATENT; where a stream begins, of STREAMS
   int64_t key_is_value;  // whether PREPARE makes values of the keys, before their norm
   int64_t whole_norms;  // whether norms of PREPARE are over all heads together, with a weight for each element
   int64_t shared;  // whether PREPARE has queries only: ATTEND reads the cache of another layer
@@ -92,6 +109,11 @@ struct PmOp {
   int64_t num_streams;  // of STREAMS: how many a row has
   const PmRouting* routing;  // of ROUTE
   const PmExperts* experts;  // of EXPERTS
+  const PmHeads* heads;      // of HEADS
+  int64_t norms_last;  // whether norms of PREPARE come after the rotation
+  // Of PREPARE: what queries at a position are multiplied by at last, growth[(position + 1) / growth_step]; null: nothing.
+  const float* growth;
+  int64_t growth_step;
 };
 
 // How CHOOSE chooses; one element of each for a row. The parameters of greedy rows are not read. For processed rows

@@ -27,13 +27,18 @@ const int64_t OP[] = {sizeof(PmOp), AT(PmOp, kind), AT(PmOp, in), AT(PmOp, out),
                       AT(PmOp, cos), AT(PmOp, sin), AT(PmOp, table_stride), AT(PmOp, half), AT(PmOp, table_dtype),
                       AT(PmOp, third_weight), AT(PmOp, gate), AT(PmOp, columns), AT(PmOp, key_is_value),
                       AT(PmOp, whole_norms), AT(PmOp, shared),
-                      AT(PmOp, third_in), AT(PmOp, stream), AT(PmOp, num_streams), AT(PmOp, routing), AT(PmOp, experts)};
+                      AT(PmOp, third_in), AT(PmOp, stream), AT(PmOp, num_streams), AT(PmOp, routing), AT(PmOp, experts),
+                      AT(PmOp, heads), AT(PmOp, norms_last), AT(PmOp, growth), AT(PmOp, growth_step)};
 const int64_t ROUTING[] = {sizeof(PmRouting), AT(PmRouting, num_experts), AT(PmRouting, top_k), AT(PmRouting, sigmoid),
                            AT(PmRouting, renormalize), AT(PmRouting, num_groups), AT(PmRouting, top_groups),
-                           AT(PmRouting, group_by_two), AT(PmRouting, scale), AT(PmRouting, correction)};
+                           AT(PmRouting, group_by_two), AT(PmRouting, scale), AT(PmRouting, correction),
+                           AT(PmRouting, factors)};
 const int64_t EXPERTS[] = {sizeof(PmExperts), AT(PmExperts, gate_up), AT(PmExperts, down), AT(PmExperts, count),
                            AT(PmExperts, first), AT(PmExperts, top_k), AT(PmExperts, inner),
-                           AT(PmExperts, clamped), AT(PmExperts, alpha), AT(PmExperts, limit)};
+                           AT(PmExperts, clamped), AT(PmExperts, alpha), AT(PmExperts, limit),
+                           AT(PmExperts, weighs_inputs)};
+const int64_t HEADS[] = {sizeof(PmHeads), AT(PmHeads, layers), AT(PmHeads, count), AT(PmHeads, in_step),
+                         AT(PmHeads, in_first), AT(PmHeads, out_step), AT(PmHeads, out_first)};
 const int64_t RUN[] = {sizeof(PmRun), AT(PmRun, positions), AT(PmRun, num_tokens), AT(PmRun, buffers),
                        AT(PmRun, widths), AT(PmRun, batches), AT(PmRun, choice), AT(PmRun, wanted),
                        AT(PmRun, num_wanted), AT(PmRun, tokens), AT(PmRun, types)};
@@ -68,7 +73,7 @@ const Layout LAYOUTS[] = {LAYOUT("PmBatch", BATCH), LAYOUT("PmLayer", LAYER), LA
                           LAYOUT("PmOp", OP),       LAYOUT("PmRun", RUN),     LAYOUT("PmSlots", SLOTS),
                           LAYOUT("PmTable", TABLE), LAYOUT("PmDecode", DECODE), LAYOUT("PmLookUp", LOOK_UP),
                           LAYOUT("PmMasks", MASKS), LAYOUT("PmNgrams", NGRAMS), LAYOUT("PmTrie", TRIE),
-                          LAYOUT("PmRouting", ROUTING), LAYOUT("PmExperts", EXPERTS)};
+                          LAYOUT("PmRouting", ROUTING), LAYOUT("PmExperts", EXPERTS), LAYOUT("PmHeads", HEADS)};
 
 }  // namespace
 

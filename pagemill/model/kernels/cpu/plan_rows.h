@@ -42,6 +42,17 @@ class PlanRows {
     return {tensors, *run_.batches[op.group], layer};
   }
 
+  // Of what PREPARE_LATENT has left for ATTEND, where keys are values too.
+  AttentionArgs latent_args(const PmOp& op) const {
+    const PmLayer& layer = op.layer;
+    const int64_t width = run_.widths[op.out];
+    const element* query = buffer(op.out);
+    const element* key = query + layer.num_heads * layer.head_size;
+    const PmTensors tensors = {nullptr, query, key, key, op.kv_cache, width, width, width, op.values_offset,
+                               op.block_stride, PM_BFLOAT16, op.kv_dtype};
+    return {tensors, *run_.batches[op.group], layer};
+  }
+
   NormArgs norm_args(const PmOp& op, void* out, void* sum) const {
     const int64_t cols = run_.widths[op.out];
     const void* residual = op.residual_in < 0 ? nullptr : buffer(op.residual_in);
@@ -102,6 +113,12 @@ class PlanRows {
       case PM_OP_STREAMS:
         streams(op, rows, 1);
         break;
+      case PM_OP_PREPARE_LATENT:
+        prepare_latent(op, rows);
+        break;
+      case PM_OP_HEADS:
+        for (int64_t h = 0; h < op.heads->count; ++h) multiply_rows(head_args(op, h), rows);
+        break;
       case PM_OP_ROUTE:
         selected->route({*op.routing, (const float*)run_.buffers[op.in], (float*)run_.buffers[op.out]}, rows.begin,
                         rows.end);
@@ -118,8 +135,8 @@ class PlanRows {
   }
 
   // Elements [begin, end) of all rows.
-  void scale(const PmOp& op, Share share) const {
-    const ElementArgs args = {run_.buffers[op.out], run_.buffers[op.in], nullptr, op.out_dtype, PM_NO_ACTIVATION,
+  void scale(const PmOp& op, Share share, const OwnNorm* own = nullptr) const {
+    const ElementArgs args = {run_.buffers[op.out], normed_or(op.in, own), nullptr, op.out_dtype, PM_NO_ACTIVATION,
                               (float)op.factor};
     selected->scale(args, share.begin, share.end);
   }
@@ -139,6 +156,13 @@ class PlanRows {
                              op.weight, width(op.out), width(op.in), width(op.residual_in), width(op.third_in),
                              op.columns, op.num_streams, (float)op.factor};
     selected->streams(args, share.begin, share.end, pieces);
+  }
+
+  LinearArgs head_args(const PmOp& op, int64_t head) const {
+    const PmHeads& heads = *op.heads;
+    return {heads.layers[head], buffer(op.in) + head * heads.in_step + heads.in_first,
+            buffer(op.out) + head * heads.out_step + heads.out_first, run_.num_tokens, run_.widths[op.in],
+            run_.widths[op.out], PM_BFLOAT16};
   }
 
   // Parts of a row, and [begin, end) of those of all rows.
@@ -173,20 +197,50 @@ class PlanRows {
       element* key = query + query_size;
       element* value = key + layer.num_kv_heads * size;
       if (op.key_is_value) memcpy(value, key, layer.num_kv_heads * size * sizeof(element));
-      if (op.weight) normalise_heads(op, query, op.weight, layer.num_heads);
-      if (op.second_weight) normalise_heads(op, key, op.second_weight, layer.num_kv_heads);
-      if (op.third_weight) normalise_heads(op, value, op.third_weight, layer.num_kv_heads);
+      if (!op.norms_last) normalise(op, query, key, value);
       const int64_t turned = layer.num_heads + (op.shared ? 0 : layer.num_kv_heads);
       if (op.cos) rotate(op, query, turned, width, run_.positions[t]);
+      if (op.norms_last) normalise(op, query, key, value);
+      if (op.growth) grow(op, query, query_size, run_.positions[t]);
     }
     if (share.begin < share.end && !op.shared) selected->write_kv(attention_args(op), share.begin, share.end);
   }
 
+  void prepare_latent(const PmOp& op, Share share) const {
+    const PmLayer& layer = op.layer;
+    const int64_t size = layer.head_size, turned = op.columns, given = run_.widths[op.in] / layer.num_heads;
+    for (int64_t t = share.begin; t < share.end; ++t) {
+      const element *query = row(op.in, t), *kept = row(op.residual_in, t);
+      element* out = row(op.out, t);
+      element* key = out + layer.num_heads * size;
+      for (int64_t h = 0; h < layer.num_heads; ++h) memcpy(out + h * size, query + h * given, turned * sizeof(element));
+      memcpy(key, kept, turned * sizeof(element));
+      const NormArgs norm = {key + turned, kept + turned, nullptr, nullptr, op.weight, size - turned, 1, size - turned,
+                             PM_BFLOAT16, op.weight_dtype, (float)op.eps, 0, nullptr};
+      selected->norm(norm, 0, 1);
+      rotate(op, out, layer.num_heads + 1, run_.widths[op.out], run_.positions[t]);
+    }
+    if (share.begin < share.end) selected->write_kv(latent_args(op), share.begin, share.end);
+  }
+
+  void normalise(const PmOp& op, element* query, element* key, element* value) const {
+    const PmLayer& layer = op.layer;
+    if (op.weight) normalise_heads(op, query, op.weight, layer.num_heads);
+    if (op.second_weight) normalise_heads(op, key, op.second_weight, layer.num_kv_heads);
+    if (op.third_weight) normalise_heads(op, value, op.third_weight, layer.num_kv_heads);
+  }
+
+  void grow(const PmOp& op, element* query, int64_t size, int64_t position) const {
+    const float factor = op.growth[(position + 1) / op.growth_step];
+    selected->scale({query, query, nullptr, PM_BFLOAT16, PM_NO_ACTIVATION, factor}, 0, size);
+  }
+
   void normalise_heads(const PmOp& op, element* heads, const void* weight, int64_t count) const {
-    if (op.centers) return center_heads(op, heads, (const float*)weight, count);
+    if (op.centers && op.weight_dtype == PM_FLOAT32) return center_heads(op, heads, (const float*)weight, count);
     const int64_t size = op.whole_norms ? count * op.layer.head_size : op.layer.head_size;
+    const void* bias = op.centers ? (const element*)weight + size : nullptr;
     const NormArgs args = {heads, heads, nullptr, nullptr, weight, size, 1, size, PM_BFLOAT16, op.weight_dtype,
-                           (float)op.eps, 0, nullptr};
+                           (float)op.eps, op.centers, bias};
     selected->norm(args, 0, op.whole_norms ? 1 : count);
   }
 

@@ -7,7 +7,8 @@
 //   [head_size / 2][block_size][2], values [block_size / 2][head_size][2].
 //   int8: keys [head_size / 4][block_size][4], values [block_size / 4][head_size][4]; behind either [block_size] float32,
 //   the scales of the tokens.
-// - Otherwise rows, [block_size][head_size] both, which are packed every time. Not for int8.
+// - Otherwise, and where keys are values too, rows, [block_size][head_size] both, which are packed every time. Not for
+//   int8.
 #pragma once
 
 #include "kv_bytes.h"
@@ -19,7 +20,7 @@ namespace {
 constexpr int64_t MAX_LANES = 16;
 
 inline bool in_rows(const AttentionArgs& args) {
-  return args.batch.block_size % MAX_LANES != 0 || args.layer.head_size % MAX_LANES != 0;
+  return args.batch.block_size % MAX_LANES != 0 || args.layer.head_size % MAX_LANES != 0 || !args.tensors.values_offset;
 }
 
 // Elements of T that a head has in a block, of keys or of values: int8 has scales behind them.

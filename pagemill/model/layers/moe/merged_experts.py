@@ -182,10 +182,10 @@ class MergedExperts(Experts):
         return out.to(x.dtype)
 
     def native(self, top_k: int) -> NativeExperts | None:
-        if self.weights is None or self.form.weighs_inputs:
+        if self.weights is None:
             return None
         self._complete_form(self.weights)
-        return super().native(top_k)
+        return self.weights.native(self.held.start, top_k, self.form.weighs_inputs)
 
     def _complete_form(self, held: ExpertWeights) -> None:
         """Tell of the biases, which have all arrived."""
@@ -199,8 +199,11 @@ class MergedExperts(Experts):
         self._complete_form(held)
         if not self.form.weighs_inputs:
             return held.apply(x, chosen, weights, self.held.start)
-        # Each slot is a token of its own, whose weight is in its inputs.
         num_tokens, top_k = chosen.shape
+        native = None if torch.compiler.is_compiling() else self.native(top_k)
+        if native is not None:
+            return native.apply(x, chosen, weights)
+        # Each slot is a token of its own, whose weight is in its inputs.
         inputs = (x[:, None] * weights[..., None]).to(x.dtype).flatten(0, 1)
         ones = torch.ones_like(weights).view(-1, 1)
         parts = held.apply(inputs, chosen.reshape(-1, 1), ones, self.held.start)

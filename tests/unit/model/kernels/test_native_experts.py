@@ -61,6 +61,33 @@ def test_they_are_weighted_sums(isa: str, num_tokens: int, first: int, gate: str
     torch.testing.assert_close(layer.apply(x, chosen, weights), expected, rtol=2e-2, atol=2e-2)
 
 
+def test_numbers_of_experts_multiply_their_weights(isa: str) -> None:
+    logits, factors = random(9, 12), random(12, seed=1)
+    routing = Routing(3, renormalize=True, scale=1.5)
+    chosen, weights = NativeRouting.of(routing, 12, None, factors).choose(logits)
+    expected, plain = reference_route(logits, routing, None)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, plain * factors[expected.long()])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 90])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_weights_of_inputs(isa: str, num_tokens: int, top_k: int) -> None:
+    """Each choice is a token of its own, whose weight is in its inputs."""
+    x = random(num_tokens, SIZE).bfloat16()
+    chosen, weights = reference_route(random(num_tokens, COUNT, seed=3), Routing(top_k, sigmoid=True))
+    plain, gate_up, down = made(0, top_k)
+    ups = [pack_bf16(weight, None, SILU) for weight in gate_up]
+    downs = [pack_bf16(weight) for weight in down]
+    found = NativeExperts.of(ups, downs, 0, top_k, weighs_inputs=True).apply(x, chosen, weights)
+    inputs = (x[:, None] * weights[..., None]).bfloat16().flatten(0, 1)
+    ones = torch.ones(num_tokens * top_k, 1)
+    parts = reference_experts(inputs, gate_up, down, chosen.reshape(-1, 1), ones, 0, form_of("silu"))
+    expected = parts.view(num_tokens, top_k, -1).sum(1)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert not torch.equal(found, plain.apply(x, chosen, weights))
+
+
 @pytest.mark.parametrize("num_tokens", [1, 40])
 def test_gates_with_a_clamp_and_biases(isa: str, num_tokens: int) -> None:
     x = random(num_tokens, SIZE).bfloat16()

@@ -116,12 +116,14 @@ def test_layer_norms_and_plain_activations(
         *("granite", "exaone4", slow("exaone4-full"), "gemma4", slow("gemma4-key-is-value"), "olmo2", slow("olmo3")),
         *("gemma3n", slow("gemma3n-alone"), slow("granite-biases")),
         *("qwen2-moe", slow("olmoe"), "glm4-moe", "gpt-oss", "bloom", slow("falcon-rw")),
+        *("deepseek-v2", slow("deepseek-v3"), "llama4", slow("llama4-two-experts"), "phi-qk-norm", "gemma4-experts"),
     ],
 )
 def test_families_with_more_than_the_usual(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, chunk: int | None
 ) -> None:
-    """Factors on what layers add, norms behind attention and MLP, several streams, experts, sinks, ALiBi."""
+    """Factors on what layers add, norms behind attention and MLP, several streams, experts, sinks, ALiBi, latent
+    vectors, norms behind rotary embedding."""
     architecture, changes = FAMILIES[family]
     path = make_checkpoint(tmp_path, architecture, **changes)
     found = logits(path, chunk, planned=True)
@@ -129,7 +131,7 @@ def test_families_with_more_than_the_usual(
     assert torch.equal(found, logits(path, chunk, planned=False))
 
 
-@pytest.mark.parametrize("family", ["gemma3n", slow("gemma4"), "qwen2-moe"])
+@pytest.mark.parametrize("family", ["gemma3n", slow("gemma4"), "qwen2-moe", "deepseek-v2", slow("llama4")])
 def test_many_rows_on_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Enough that threads share rows and not panels."""
     architecture, changes = FAMILIES[family]

@@ -19,6 +19,7 @@ from tests.fakes.engine_setup import Client, core_request
 from tests.fakes.scripted_grammar import SOME_PLACES, at_positions, grammar_of
 from tests.fakes.tiny_checkpoint import PLANNABLE, make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
+from tests.fakes.tiny_states import STATES
 from tests.fakes.toy_proposer import TEXTS, toy_proposer
 from tests.marks import slow
 
@@ -102,12 +103,20 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
         ("gpt-oss", {}),
         ("bloom", {}),
         ("stablelm-12b", {}),
+        ("deepseek-v2", {}),
+        slow("deepseek-v2", {"first_k_dense_replace": 2}),
+        slow("deepseek-v3", {}),
+        ("llama4", {}),
+        slow("llama4-two-experts", {}),
+        ("phi-qk-norm", {}),
+        ("gemma4-experts", {}),
     ],
 )
 def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
     """Granite's logits have a factor; tokens of Gemma 4 and 3n have vectors beside their embeddings, and layers read
     the keys and values of others, or make both of one; heads of Phi have a bias, and so have gates of some models of
-    Granite; OLMo 2 has norms over all heads, Qwen2-MoE an MLP beside experts."""
+    Granite; OLMo 2 has norms over all heads, Qwen2-MoE an MLP beside experts, DeepSeek
+    latent vectors, Llama 4 norms behind rotary embedding and queries that grow."""
     architecture, changes = FAMILIES[family]
     changes = changes | more
     checkpoint = make_checkpoint(tmp_path, architecture, **changes)
@@ -185,12 +194,13 @@ def test_one_request_whose_logits_are_changed_takes_no_other_off_the_native_path
 
 @pytest.mark.slow
 def test_why_a_step_is_not_one_call_is_logged_once(tmp_path, caplog):
-    checkpoint = make_checkpoint(tmp_path, "DeepseekV2ForCausalLM")
+    architecture, changes = STATES["mamba"]
+    checkpoint = make_checkpoint(tmp_path, architecture, **changes)
     with caplog.at_level("INFO", "pagemill"):
         assert tokens_of(checkpoint, requests())[1] == 0
     said = [record.getMessage() for record in caplog.records if "one native call" in record.getMessage()]
     assert len(said) == 1
-    assert "has no native form" in said[0]
+    assert "Call reads part of what another operation gives" in said[0]
 
 
 def test_other_reasons(tmp_path, caplog, monkeypatch):

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pagemill.model.kernels import native, reference
-from pagemill.model.kernels.layer_plan import NativeNetwork, NormWeight, PlanBuilder
+from pagemill.model.kernels.layer_plan import NativeNetwork, PlanBuilder
 from pagemill.model.kernels.linear import linear, pack_bf16
+from pagemill.model.kernels.plan_parts import NormWeight
 from pagemill.worker.batch.block_tables import SlotTable
 from pagemill.worker.batch.request_states import SlotArrays
 from pagemill.worker.batch.row_masks import ANY_TOKEN, LEFT, RowMasks

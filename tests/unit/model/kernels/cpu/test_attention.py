@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagemill.model.kernels import native, reference
+from pagemill.model.kernels.plan_parts import keys_as_values
 from tests.marks import slow
 from tests.unit.model.kernels.conftest import DTYPES, KV_DTYPES, MIXED, Paged, expected, make_paged
 
@@ -43,6 +44,23 @@ def test_blocks_and_windows(isa: str, dtype: torch.dtype, block_size: int, windo
 @pytest.mark.parametrize("chunk_size", [slow(1), 7, 64, slow(256), slow(300)])
 def test_chunks(isa: str, dtype: torch.dtype, chunk_size: int) -> None:
     check(make_paged(MIXED, chunk_size=chunk_size, dtype=dtype, head_size=32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_heads", "head_size"), [(6, 48), slow(130, 64), slow(3, 40)])
+def test_keys_that_are_values_too(isa: str, dtype: torch.dtype, num_heads: int, head_size: int) -> None:
+    """The cache has them once, as rows, also where it has others as the products read them."""
+    case = make_paged(MIXED, num_heads, 1, head_size, dtype=dtype)
+    kept = reference.unpacked_cache(case.kv_cache)[0, :, 0]
+    case = replace(case, value=case.key, kv_cache=keys_as_values(kept))
+    found = case.run()
+    slots = case.slot_mapping
+    torch.testing.assert_close(kept[slots // 16, slots % 16], case.key[:, 0], rtol=0, atol=0)
+    wanted = reference.paged_attention(
+        case.query, case.kv_cache, case.query_start, case.seq_lens, case.block_table, case.scale
+    )
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

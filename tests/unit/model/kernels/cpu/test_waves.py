@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels import native
-from pagemill.model.kernels.layer_plan import AttentionParts, LayerPlan, NormWeight, PlanBuilder
+from pagemill.model.kernels.layer_plan import LayerPlan, PlanBuilder
 from pagemill.model.kernels.linear import SILU, PackedLinear, pack_bf16
 from pagemill.model.kernels.linear_int import Q8_0, pack_blocks, quantize_q8
 from pagemill.model.kernels.mirrors import Batch, Layer
 from pagemill.model.kernels.pack_linear import NO_GATE
+from pagemill.model.kernels.plan_parts import AttentionParts, NormWeight
 from tests.marks import slow
 
 pytestmark = pytest.mark.cases(one_in=4)
