@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/family_steps.py gemma3n [--layers 8] [--hidden 512] [--requests 1 8] [--rounds 3]
 
 Families are those of tests/fakes/tiny_families.py, here with 8 heads of 64, MLPs of four times the hidden size or
-32 experts of half of it, four for a token, and 32,768 tokens. Run it with the PYTHONPATH of two checkouts to see what a
-change did. Printed is the fastest round of each.
+32 experts of half of it, four for a token (one of Llama 4's), and 32,768 tokens. Run it with the PYTHONPATH of two
+checkouts to see what a change did. Printed is the fastest round of each.
 """
 
 import argparse
@@ -39,7 +39,9 @@ def enlarged(changes: dict[str, Any], layers: int, hidden: int) -> dict[str, Any
             sizes[name] = 64
     if changes.get("vocab_size_per_layer_input"):
         sizes["vocab_size_per_layer_input"] = 32_768
-    for name in ("layer_types", "activation_sparsity_pattern"):
+    if "intermediate_size_mlp" in changes:
+        sizes |= {"intermediate_size_mlp": 4 * hidden, "attention_chunk_size": 256, "moe_layers": list(range(layers))}
+    for name in ("layer_types", "activation_sparsity_pattern", "no_rope_layers"):
         if isinstance(changes.get(name), list):
             sizes[name] = [changes[name][index % len(changes[name])] for index in range(layers)]
     if changes.get("kv_lora_rank"):
@@ -57,7 +59,8 @@ def expert_sizes(changes: dict[str, Any], hidden: int) -> dict[str, Any]:
     if not counts:
         return {}
     sizes: dict[str, Any] = dict.fromkeys(counts, 32) | {
-        "num_experts_per_tok": 4,
+        "num_experts_per_tok": 1 if changes.get("num_experts_per_tok") == 1 else 4,
+        "top_k_experts": 4,
         "moe_intermediate_size": hidden // 2,
         "shared_expert_intermediate_size": hidden,
     }
