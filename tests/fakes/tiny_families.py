@@ -141,6 +141,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "use_qk_norm": True, "attention_bias": True, "num_nextn_predict_layers": 0}),
     "deepseek-v2": ("DeepseekV2ForCausalLM", SMALL | EXPERTS | {
         "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "kv_lora_rank": 32}),
+    "deepseek-dense": ("DeepseekV2ForCausalLM", SMALL | {"first_k_dense_replace": 2}),
     "deepseek-v3": ("DeepseekV3ForCausalLM", SMALL | EXPERTS | {
         "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 24}),
     "gpt-oss": ("GptOssForCausalLM", MIXED | {

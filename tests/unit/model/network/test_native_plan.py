@@ -131,7 +131,9 @@ def test_families_with_more_than_the_usual(
     assert torch.equal(found, logits(path, chunk, planned=False))
 
 
-@pytest.mark.parametrize("family", ["gemma3n", slow("gemma4"), "qwen2-moe", "deepseek-v2", slow("llama4")])
+@pytest.mark.parametrize(
+    "family", ["gemma3n", slow("gemma4"), "qwen2-moe", "deepseek-dense", slow("deepseek-v2"), slow("llama4")]
+)
 def test_many_rows_on_two_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """Enough that threads share rows and not panels."""
     architecture, changes = FAMILIES[family]

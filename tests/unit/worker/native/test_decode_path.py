@@ -104,7 +104,6 @@ def test_every_architecture(tmp_path, monkeypatch, architecture, settings):
         ("bloom", {}),
         ("stablelm-12b", {}),
         ("deepseek-v2", {}),
-        slow("deepseek-v2", {"first_k_dense_replace": 2}),
         slow("deepseek-v3", {}),
         ("llama4", {}),
         slow("llama4-two-experts", {}),
