@@ -134,6 +134,11 @@ def test_families_with_more_than_the_usual(tmp_path, monkeypatch, family, more):
         ("gemma3n", {"kv_cache_dtype": "int8"}),
         ("olmo3", {"quantization": "int8"}),
         ("olmo3", {"kv_cache_dtype": "int8"}),
+        ("deepseek-v3", {"quantization": "int8"}),
+        ("llama4", {"quantization": "int8"}),
+        ("llama4", {"kv_cache_dtype": "int8"}),
+        ("gemma4-experts", {"quantization": "int8"}),
+        ("phi-qk-norm", {"kv_cache_dtype": "int8"}),
     ],
 )
 def test_families_in_integers(tmp_path, monkeypatch, family, settings):
