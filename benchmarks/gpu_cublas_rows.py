@@ -65,7 +65,9 @@ class RowsSearch(Search):
             splits = [
                 split for split in (2, 4) if num_tiles(tile, case.outputs, case.num_rows) * split < 2 * PROCESSORS
             ]
-            changes = [{"cluster": cluster, "custom": custom} for cluster in (4, 3, 2) for custom in self._customs(first)]
+            changes = [
+                {"cluster": cluster, "custom": custom} for cluster in (4, 3, 2) for custom in self._customs(first)
+            ]
             changes += [{"cluster": 3, "split": split, "reduction": 2} for split in splits]
             for change in changes:
                 other = self.library.changed(first, tile=number, **{"split": 1, "reduction": 0} | change)
