@@ -2,11 +2,12 @@
 
     PYTHONPATH=. python benchmarks/gpu_loading.py [--gigabytes 5] [--turns 3] [--processes 2]
 
-Makes the checkpoint of benchmarks/loading.py. Each of a few fresh processes loads the model once, from files in the
-page cache to weights that are ready to run; then, by turns, it sends as many bytes from pinned memory to the GPU, in
-pieces of 8 MiB one after the other, and loads the model again. What is compared are the least of these: without what a
-process does once, which is imports, starting CUDA and loading its first kernels, and into memory that PyTorch has
-already. `first` is the least of the processes' first loads, with the imports of the model and the first kernels.
+Makes a checkpoint of bfloat16 numbers (benchmarks/loading_formats.py). Each of a few fresh processes loads the model
+once, from files in the page cache to weights that are ready to run; then, by turns, it sends as many bytes from pinned
+memory to the GPU, in pieces of 8 MiB one after the other, and loads the model again. What is compared are the least of
+these: without what a process does once, which is imports, starting CUDA, loading its first kernels and pinning buffers,
+and into memory that PyTorch has already. `first` is the least of the processes' first loads, with the imports of the
+model, the first kernels and the pinning.
 
 A process takes some seconds before its first load, on a machine whose files are not in memory many: what has been done
 by when is told on stderr.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.loading import make_checkpoint
+from benchmarks.loading_formats import make_checkpoint
 from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config

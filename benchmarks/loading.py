@@ -1,8 +1,9 @@
 """How long a checkpoint takes to load on the CPU, beside a copy of its bytes in memory, and what it holds meanwhile.
 
-Makes a checkpoint of random bfloat16 numbers of about the given size (Llama's shapes), and in a fresh process for each
-turn copies the files' bytes, or loads the model. Both times are the least of several turns; anonymous memory is the
-highest that was seen, beside what the process had before. Knows no engine: `pagemill.model.factory` loads.
+Makes a checkpoint of random numbers of about the given size in one of a few formats (Llama's shapes), and in a fresh
+process for each turn copies the files' bytes, or loads the model. Both times are the least of several turns; anonymous
+memory is the highest that was seen, beside what the process had before. Knows no engine: `pagemill.model.factory`
+loads.
 
 The copy is numpy's, on one thread: files in the page cache, mapped, into new memory in huge pages, all of which is kept
 to the end. The load is `load_model`, from the mapped files to a model ready to run: layers are built, tensors read,
@@ -13,7 +14,6 @@ long as clearing it: so, before either, each process touches as much memory as i
 
 import argparse
 import json
-import math
 import mmap
 import subprocess
 import sys
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
+from benchmarks.loading_formats import FORMATS, make_checkpoint
 from pagemill.artifacts.describe import describe
 from pagemill.config.arguments import EngineArgs
 from pagemill.launch import build_config
@@ -35,54 +35,7 @@ from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 
-HIDDEN = 2048
-INNER = 8192
-KV_ROWS = 512
-VOCABULARY = 32_000
-LAYER_BYTES = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_ROWS * HIDDEN + 3 * INNER * HIDDEN)
 POLL_S = 0.002
-
-
-def make_checkpoint(folder: Path, num_bytes: int) -> int:
-    """Write it in files of a few layers each; its bytes."""
-    num_layers = max(1, (num_bytes - 4 * VOCABULARY * HIDDEN) // LAYER_BYTES)
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
-        "intermediate_size": INNER, "num_hidden_layers": num_layers, "num_attention_heads": 16,
-        "num_key_value_heads": 4, "vocab_size": VOCABULARY, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    places: dict[str, str] = {}
-    noise = torch.randn(1 << 24, dtype=torch.bfloat16) * 0.02
-
-    def write(file: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        made = {name: _noise(noise, shape) for name, shape in shapes.items()}
-        save_file(made, folder / file, {"format": "pt"})
-        places.update(dict.fromkeys(made, file))
-
-    ends = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "lm_head.weight": (VOCABULARY, HIDDEN)}
-    write("ends.safetensors", {**ends, "model.norm.weight": (HIDDEN,)})
-    for layer in range(num_layers):
-        write(f"layer-{layer:03}.safetensors", _layer(f"model.layers.{layer}."))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _noise(noise: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the shape, of the noise as often as it takes: drawing 5 GB takes a minute."""
-    size = math.prod(shape)
-    return noise.repeat(-(-size // len(noise)))[:size].view(shape)
-
-
-def _layer(prefix: str) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (KV_ROWS, HIDDEN),
-        "self_attn.v_proj": (KV_ROWS, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INNER, HIDDEN),
-        "mlp.up_proj": (INNER, HIDDEN), "mlp.down_proj": (HIDDEN, INNER), "input_layernorm": (HIDDEN,),
-        "post_attention_layernorm": (HIDDEN,),
-    }  # fmt: skip
-    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 class AnonymousMemory:
@@ -115,7 +68,7 @@ def anonymous_bytes() -> int:
 
 def copy_s(folder: Path) -> float:
     """Seconds to copy all bytes of the mapped files into new memory, as a plain copy does."""
-    files = [np.memmap(path, dtype=np.uint8, mode="r") for path in sorted(folder.glob("*.safetensors"))]
+    files = [np.memmap(path, dtype=np.uint8, mode="r") for path in weight_files(folder)]
     touch_memory(folder)
     start = time.perf_counter()
     copies = [np.array(mapped) for mapped in files]
@@ -124,9 +77,19 @@ def copy_s(folder: Path) -> float:
     return seconds
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold weights."""
+    return [*sorted(folder.glob("*.safetensors")), *folder.glob("*.gguf")]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files of weights."""
+    return sum(path.stat().st_size for path in weight_files(folder))
+
+
 def touch_memory(folder: Path) -> None:
     """Have as much memory as the files have bytes, and a little more, and give it back."""
-    num_bytes = int(sum(path.stat().st_size for path in folder.glob("*.safetensors")) * 1.05)
+    num_bytes = int(size_of(folder) * 1.05)
     pages = WeightMemory().empty(num_bytes, dtype=torch.uint8)
     pages[:: mmap.PAGESIZE] = 1
 
@@ -135,10 +98,11 @@ def measure(folder: Path, what: str) -> dict[str, float]:
     """One turn, in this process: a copy, or a load with its memory."""
     if what == "copy":
         return {"seconds": copy_s(folder)}
-    config = build_config(EngineArgs(str(folder), device="cpu", dtype="bfloat16", skip_tokenizer_init=True))
+    path = next(folder.glob("*.gguf"), folder)
+    config = build_config(EngineArgs(str(path), device="cpu", dtype="bfloat16", skip_tokenizer_init=True))
     platform = CpuPlatform()
     platform.start(0)
-    facts = describe(str(folder), folder)
+    facts = describe(str(path), path)
     library()
     touch_memory(folder)
     memory = AnonymousMemory() if what == "memory" else None
@@ -162,6 +126,7 @@ def main(arguments: list[str]) -> int:
     """Print one line of results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=5.0)
+    parser.add_argument("--format", choices=FORMATS, default="bf16")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where the checkpoint is kept (default: made and removed)")
     parser.add_argument("--turn", choices=("copy", "load", "memory"), help=argparse.SUPPRESS)
@@ -172,16 +137,16 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="pagemill-loading-") as scratch:
         folder = asked.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "config.json").exists():
-            make_checkpoint(folder, int(asked.gigabytes * 1e9))
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        if not weight_files(folder):
+            make_checkpoint(folder, int(asked.gigabytes * 1e9), asked.format)
+        size = size_of(folder)
         turn(folder, "copy")  # the files are in the page cache from now on
         found = [(turn(folder, "copy")["seconds"], turn(folder, "load")["seconds"]) for _ in range(asked.turns)]
         copied, loaded = (min(times) for times in zip(*found, strict=True))
         peak = turn(folder, "memory")["peak"]
     print(
-        f"{size / 1e9:.2f} GB: copy {copied:.2f} s, load {loaded:.2f} s ({loaded / copied:.2f} times), anonymous "
-        f"memory {peak / 1e9:.2f} GB at most ({peak / size:.2f} of the file)"
+        f"{asked.format}, {size / 1e9:.2f} GB: copy {copied:.2f} s, load {loaded:.2f} s ({loaded / copied:.2f} times), "
+        f"anonymous memory {peak / 1e9:.2f} GB at most ({peak / size:.2f} of the file)"
     )
     return 0
 

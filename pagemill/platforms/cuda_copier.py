@@ -40,7 +40,7 @@ class CudaCopier(Copier):
         if status:
             raise OSError(self.describe(status))
         addresses = {name: _address(getattr(driver, function)) for name, function in _FUNCTIONS.items()}
-        self.calls = CopierCalls(**addresses, context=context.value or 0, main_stream=stream)
+        self.calls = CopierCalls(**addresses, context=context.value or 0, main_stream=stream, keeps=1)
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])

@@ -137,6 +137,8 @@ class CopierCalls:
     context: int
     main_stream: int
     """What the device does with tensors is enqueued there."""
+    keeps: int = 0
+    """1: what has been pinned in the context may stay so, and be used by whoever loads next in the process."""
 
 
 class Copier(ABC):

@@ -52,9 +52,12 @@ class _Stream:
 
 
 class LateCopier(Copier):
-    """`refuses_to_pin`: copies are then from memory that is not pinned. `fails`: functions that do."""
+    """`refuses_to_pin`: copies are then from memory that is not pinned. `fails`: functions that do. `keeps`: whether
+    what is pinned stays so."""
 
-    def __init__(self, *, refuses_to_pin: bool = False, fails: tuple[str, ...] = (), free: int = 1 << 40) -> None:
+    def __init__(
+        self, *, refuses_to_pin: bool = False, fails: tuple[str, ...] = (), free: int = 1 << 40, keeps: bool = False
+    ) -> None:
         self.fails = {*fails, "pin"} if refuses_to_pin else set(fails)
         self.free = free
         self.pinned: dict[int, int] = {}
@@ -72,8 +75,8 @@ class LateCopier(Copier):
         self._reading: list[tuple[int, int]] = []
         self._functions = {name: self._function(name) for name in _SIGNATURES}
         addresses = {name: ctypes.cast(function, _POINTER).value or 0 for name, function in self._functions.items()}
-        assert {*addresses, "context", "main_stream"} == {made.name for made in fields(CopierCalls)}
-        self.calls = CopierCalls(**addresses, context=CONTEXT, main_stream=MAIN)
+        assert {*addresses, "context", "main_stream", "keeps"} == {made.name for made in fields(CopierCalls)}
+        self.calls = CopierCalls(**addresses, context=CONTEXT, main_stream=MAIN, keeps=int(keeps))
 
     def _function(self, name: str) -> Any:
         def call(*arguments: Any) -> int:

@@ -116,3 +116,24 @@ def test_a_device_that_has_failed(copier, failing):
         pool.add(Source(IN_MEMORY, 0, 0, 1, 1), 0)
     pool.close([])
     assert copier.is_over, copier.errors
+
+
+def test_what_is_pinned_is_kept_for_the_next_pool_of_as_large_buffers():
+    copier = LateCopier(keeps=True)
+    library = pool_library()
+    assert library is not None
+    sources = [torch.arange(50_000, dtype=torch.int32) + begin for begin in range(3)]
+    pinned = []
+    for source, buffer_bytes in zip(sources, (12_288, 12_288, 20_480), strict=True):
+        pool = UploadPool(library, copier, 1, buffer_bytes, 2)
+        target = torch.zeros_like(source)
+        pool.wait(pool.add(Source(IN_MEMORY, source.data_ptr(), source.nbytes, 1, 1), target.data_ptr()), "x")
+        pool.close([])
+        assert torch.equal(target, source)
+        pinned.append(set(copier.pinned))
+    assert len(pinned[0]) == 1
+    assert pinned[1] == pinned[0]
+    assert len(pinned[2]) == 2
+    assert pinned[2] > pinned[1]
+    copier.pinned.clear()
+    assert copier.is_over, copier.errors
