@@ -25,7 +25,7 @@ _PATTERN = re.compile(r"[*+?^$()\[\]{}|\\]")
 
 
 class AutoRound(Quantization):
-    """By name. Embeddings and routers are floats; the output head is too, unless it is named."""
+    """By name. Embeddings, routers and experts in one tensor are floats; the output head is too, unless it is named."""
 
     def __init__(self, config: Fields, floats: QuantMethod) -> None:
         """Raises ModelError for a configuration that is damaged, or asks for what is not supported."""
@@ -46,7 +46,7 @@ class AutoRound(Quantization):
 
     def method(self, module: str, role: Role) -> QuantMethod:
         """See `Quantization`."""
-        if role in (Role.EMBEDDING, Role.ROUTER):
+        if role in (Role.EMBEDDING, Role.ROUTER, Role.STACKED):
             return self._floats
         named = self._layers.get(module)
         if named is None:

@@ -79,3 +79,9 @@ def test_what_is_not_supported_is_named(changes: dict[str, Any], field: str) -> 
     with pytest.raises(ModelError) as refused:
         made(**changes)
     assert field in str(refused.value)
+
+
+def test_experts_in_one_tensor_are_floats_whatever_pattern_fits_their_name() -> None:
+    quantization = made(extra_config={r".*experts.*": {"bits": 8}})
+    assert list(stored(quantization, "layers.0.mlp.experts", Role.STACKED)) == ["weight"]
+    assert "qweight" in stored(quantization, "model.layers.0.mlp.experts.0.up_proj")
