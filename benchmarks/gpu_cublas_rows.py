@@ -1,10 +1,10 @@
-"""Which of cuBLAS's tiles are fastest for some tens to hundreds of rows, beside what torch calls and what the model
-calls (pagemill/model/kernels/cublas_tiles.py).
+"""Which of cuBLAS's tiles are fastest for some tens to hundreds of rows of 8-bit floats, beside what torch calls and
+what the model calls (pagemill/model/kernels/fp8_tiles.py).
 
-    python -m benchmarks.gpu_cublas_rows [--only fp8-rows,fp8-blocks,bf16] [--rows 64,256] [--table FILE]
+    python -m benchmarks.gpu_cublas_rows [--only fp8-rows,fp8-blocks] [--rows 64,256] [--table FILE]
 
 The table has the times of all candidates, a JSON object a line. `torch 32 MiB`: torch, of blocks, in a
-process that was told of a larger workspace (CUBLASLT_WORKSPACE_SIZE). Needs a Hopper GPU and CUDA 12.9; 90 s.
+process that was told of a larger workspace (CUBLASLT_WORKSPACE_SIZE). Needs a Hopper GPU and CUDA 12.9; 60 s.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from benchmarks import gpu_cublas
 from benchmarks.cublas_lt import SearchedLt
 from benchmarks.gpu_cublas import LARGEST_ERROR, WORKSPACE_BYTES, Call, Case, Search, by_turns, graph_of, shown
-from pagemill.model.kernels import cublas_tiles
+from pagemill.model.kernels import fp8_tiles
 from pagemill.model.kernels.cublas_lt import Algo, CublasError, Kind
 from pagemill.model.kernels.eight_bits import BLOCK, EightBits
 from pagemill.model.kernels.triton import eight_bits_rows, fp8_rows, launch
@@ -35,7 +35,7 @@ OTHERS = {
     "1b-qkv": (3072, 2048), "1b-o": (2048, 2048), "1b-gate_up": (16384, 2048), "1b-down": (2048, 8192),
 }  # fmt: skip
 """Of Llama 3."""
-SHAPES = {"fp8-rows": QWEN3_8B | OTHERS, "fp8-blocks": QWEN3_8B, "bf16": QWEN3_8B}
+SHAPES = {"fp8-rows": QWEN3_8B | OTHERS, "fp8-blocks": QWEN3_8B}
 TILES = {
     (64, 32): 13, (64, 64): 15, (64, 96): 26, (64, 128): 17, (64, 192): 116, (64, 256): 19, (96, 128): 28,
     (128, 32): 16, (128, 48): 397, (128, 64): 18, (128, 96): 33, (128, 128): 20, (128, 192): 32, (160, 128): 30,
@@ -65,9 +65,8 @@ class RowsSearch(Search):
             splits = [
                 split for split in (2, 4) if num_tiles(tile, case.outputs, case.num_rows) * split < 2 * PROCESSORS
             ]
-            changes = [
-                {"cluster": cluster, "custom": custom} for cluster in (4, 3, 2) for custom in self._customs(first)
-            ]
+            customs = sorted({0, 1, self.library.read(first).custom})
+            changes = [{"cluster": cluster, "custom": custom} for cluster in (4, 3, 2) for custom in customs]
             changes += [{"cluster": 3, "split": split, "reduction": 2} for split in splits]
             for change in changes:
                 other = self.library.changed(first, tile=number, **{"split": 1, "reduction": 0} | change)
@@ -80,9 +79,6 @@ class RowsSearch(Search):
                 self.quick(other)
         right = [algo for algo in self.best(8) if case.is_right(case.call(algo, self.workspace))]
         return [first, *right[:3]]
-
-    def _customs(self, first: Algo) -> list[int]:
-        return sorted({0, 1, self.library.read(first).custom})
 
 
 def captured_is_right(case: Case, call: Call) -> bool:
@@ -100,10 +96,7 @@ def ours(case: Case) -> Call:
 
     def run(copy: int) -> torch.Tensor:
         weight = case.weights[copy % len(case.weights)]
-        if case.kind == "bf16":
-            result = cublas_tiles.multiply_floats(case.x, weight)
-        else:
-            result = cublas_tiles.multiply(Kind(case.kind), (case.x, case.factors), (weight, case.scales))
+        result = fp8_tiles.multiply(Kind(case.kind), (case.x, case.factors), (weight, case.scales))
         return case.torch_call(copy) if result is None else result
 
     return run
@@ -133,13 +126,13 @@ def measure(library: SearchedLt, case: Case, workspace: torch.Tensor, seconds: f
     right = case.error() < LARGEST_ERROR and captured_is_right(case, calls[-1])
     times = by_turns(case, calls)
     unquantized = float("nan")
-    if case.num_rows <= MAX_FEW_ROWS and case.kind != "bf16":
+    if case.num_rows <= MAX_FEW_ROWS:
         as_they_are = few(case)
         as_they_are(0)  # compiled before it is captured
         unquantized = by_turns(case, [as_they_are])[0]
     best = min(range(1, len(calls)), key=lambda place: times[place])
     configs = [library.read(algo) for algo in algos]
-    tile = cublas_tiles.choose(Kind(case.kind), case.outputs, case.num_rows, PROCESSORS)
+    tile = fp8_tiles.choose(Kind(case.kind), case.outputs, case.num_rows, PROCESSORS)
     print(
         f"{case.kind} x{case.num_rows} {case.name}: few {unquantized:.1f}, torch {times[0]:.1f}, "
         f"ours {times[1]:.1f} {tile}, first {times[2]:.1f} {shown(configs[0])}, best {times[best]:.1f} "

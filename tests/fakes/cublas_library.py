@@ -176,7 +176,7 @@ def _factors(address: int, mode: int, shape: torch.Size) -> torch.Tensor:
 
 
 def quantized(kind: Kind, x: Tensor, weight: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Rows [M, K] and a weight [N, K], each as 8-bit floats and factors, as `cublas_tiles.multiply` takes them."""
+    """Rows [M, K] and a weight [N, K], each as 8-bit floats and factors, as `fp8_tiles.multiply` takes them."""
     if kind is Kind.FP8_ROWS:
         return fp8.reference_quantize(x), fp8.reference_quantize(weight)
     numbers, factors = eight_bits.reference_quantize(x, eight_bits.BLOCK, fp8.FP8)

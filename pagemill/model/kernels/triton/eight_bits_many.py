@@ -10,8 +10,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemill.model.kernels.cublas_lt import Kind
-from pagemill.model.kernels.cublas_tiles import multiply
 from pagemill.model.kernels.eight_bits import BLOCK, EightBits
+from pagemill.model.kernels.fp8_tiles import multiply
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.eight_bits_choices import ManyChoice
 

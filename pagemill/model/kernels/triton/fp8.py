@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.cublas_lt import Kind
-from pagemill.model.kernels.cublas_tiles import available, multiply
+from pagemill.model.kernels.fp8_tiles import available, multiply
 from pagemill.model.kernels.triton.fp8_choices import MAX_FEW_ROWS, few_rows_choice, one_row_choice
 from pagemill.model.kernels.triton.fp8_quantize import MAX_COLUMNS, quantize
 from pagemill.model.kernels.triton.fp8_rows import few_rows

@@ -22,7 +22,7 @@ class FewRowsChoice:
 
 MAX_FEW_ROWS: Final = 32
 """More rows are quantized too, and go to the 8-bit product of cuBLAS; so do these, but for one, where there are tiles
-of our choice (cublas_tiles.py)."""
+of our choice (fp8_tiles.py)."""
 
 # With block_k = K a program asks for all of its weights before it waits for its input.
 ONE_ROW_CANDIDATES: Final = tuple(

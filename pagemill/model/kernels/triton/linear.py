@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pagemill.model.kernels.cublas_tiles import multiply_floats
 from pagemill.model.kernels.gpu_facts import is_hopper, num_processors
 from pagemill.model.kernels.triton import choices, gated_prompts, launch
 from pagemill.model.kernels.triton.gated import gated
@@ -128,8 +127,7 @@ def _shape(weight: Tensor, gate: str | None) -> choices.Shape:
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not launch.launches():  # what is only compiled should not take the time of computing
         return x.new_empty(len(x), len(weight))
-    made = multiply_floats(x, weight) if bias is None else None
-    return functional.linear(x, weight, bias) if made is None else made
+    return functional.linear(x, weight, bias)
 
 
 def _wide(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

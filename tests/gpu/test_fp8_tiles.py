@@ -1,11 +1,11 @@
-"""Products by cuBLAS in tiles of our choice, on the GPU: against torch's, and in graphs."""
+"""Products of 8-bit floats by cuBLAS in tiles of our choice, on the GPU: against torch's, and in graphs."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from pagemill.model.kernels.cublas_lt import Kind
-from pagemill.model.kernels.cublas_tiles import MOST_ROWS, multiply, multiply_floats
+from pagemill.model.kernels.fp8_tiles import MOST_ROWS, multiply
 from tests.fakes.cublas_library import quantized
 from tests.fakes.triton_interpreter import DEVICE
 
@@ -48,29 +48,6 @@ def test_results_are_torchs(kind: Kind, shape: tuple[int, int]):
         assert difference < 5e-3, rows
         again = multiply(kind, *given)
         assert again is not None and torch.equal(found, again), rows
-
-
-@pytest.mark.parametrize(
-    ("outputs", "size", "counts"),
-    [
-        (6144, 4096, (192, 200, 256)),
-        (4096, 4096, (40, 64, 100, 128, 192, 250, 256)),
-        (4096, 12288, (33, 64, 128, 150, 192, 256)),
-        (8192, 2048, (17, 32, 64)),
-        (5120, 5120, (129, 256)),
-        (2048, 2048, (255, 256, 512)),
-    ],
-    ids=str,
-)
-def test_bfloat16(outputs: int, size: int, counts: tuple[int, ...]):
-    weight = (torch.randn(outputs, size, device="cuda") / size**0.5).bfloat16()
-    for count in counts:
-        x = torch.randn(count, size, device="cuda").bfloat16()
-        found = multiply_floats(x, weight)
-        assert found is not None, count
-        expected = x.float() @ weight.float().T
-        assert (found.float() - expected).norm() / expected.norm() < 5e-3, count
-        assert torch.equal(found, multiply_floats(x, weight)), count
 
 
 @pytest.mark.parametrize("count", [40, 128, 256, 512])

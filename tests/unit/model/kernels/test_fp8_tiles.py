@@ -1,4 +1,4 @@
-"""Products by cuBLAS in tiles of our choice, with a library that computes on the host."""
+"""Products of 8-bit floats by cuBLAS in tiles of our choice, with a library that computes on the host."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import cublas_tiles, eight_bits
+from pagemill.model.kernels import eight_bits, fp8_tiles
 from pagemill.model.kernels.cublas_lt import CublasError, CublasLt, Kind
-from pagemill.model.kernels.cublas_tiles import MOST_ROWS, Plans, choose, multiply, multiply_floats
+from pagemill.model.kernels.fp8_tiles import MOST_ROWS, Plans, choose, multiply
 from tests.fakes.cublas_library import OFFERED, REFUSED_TILE, FakeCublas, quantized
 
 H200 = 132
@@ -20,9 +20,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCublas:
     """In the place of the library, on a machine that has what it takes."""
     library = FakeCublas()
     plans = Plans(CublasLt(library), H200)
-    monkeypatch.setattr(cublas_tiles, "_plans", lambda device: plans)
-    monkeypatch.setattr(cublas_tiles, "is_hopper", lambda device: True)
-    monkeypatch.setattr(cublas_tiles, "ALIGNMENT", 16)
+    monkeypatch.setattr(fp8_tiles, "_plans", lambda device: plans)
+    monkeypatch.setattr(fp8_tiles, "is_hopper", lambda device: True)
+    monkeypatch.setattr(fp8_tiles, "ALIGNMENT", 16)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     return library
 
@@ -93,50 +93,6 @@ def test_tiles_leave_no_multiprocessor_idle(outputs: int, rows: int, tile: tuple
     assert choose(Kind.FP8_ROWS, outputs, rows, H200) == tile
 
 
-@pytest.mark.parametrize(
-    ("outputs", "rows", "tile"),
-    [
-        (4096, 64, (64, 32)),
-        (4096, 128, (64, 64)),
-        (4096, 192, (64, 96)),
-        (4096, 256, (128, 64)),
-        (6144, 192, (96, 128)),
-        (6144, 256, (96, 128)),
-        (2048, 256, (64, 64)),
-        (6144, 128, None),
-        (4096, 32, None),
-        (24576, 256, None),
-        (151936, 64, None),
-        (128, 64, None),
-    ],
-)
-def test_bfloat16_in_one_turn_of_nearly_all_multiprocessors(outputs: int, rows: int, tile: tuple[int, int] | None):
-    assert choose(Kind.BFLOAT16, outputs, rows, H200) == tile
-
-
-def floats(num_rows: int = 256, outputs: int = 4096, size: int = 64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(num_rows)
-    x = torch.randn(num_rows, size, generator=generator)
-    return x.bfloat16(), (torch.randn(outputs, size, generator=generator) / 8).bfloat16()
-
-
-def test_products_of_bfloat16(fake: FakeCublas):
-    x, weight = floats()
-    found = multiply_floats(x, weight)
-    assert found is not None and found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), x.float() @ weight.float().T, rtol=0.02, atol=0.02)
-    assert fake.ran == [(OFFERED | OURS | {"tile": 18, "custom": 0, "cluster": 2}, 64, 77)]
-
-
-def test_bfloat16_that_is_left_to_torch(fake: FakeCublas):
-    x, weight = floats()
-    assert multiply_floats(x.half(), weight.half()) is None
-    assert multiply_floats(x[:, ::2], weight[:, ::2]) is None, "not dense"
-    assert multiply_floats(*floats(128, 6144)) is None, "no tile"
-    assert multiply_floats(*floats(MOST_ROWS + 1)) is None, "many rows"
-    assert fake.ran == []
-
-
 def test_a_product_is_planned_once_for_its_sizes(fake: FakeCublas):
     for seed in (1, 2):
         rows, weight = rows_and_weight(Kind.FP8_ROWS)
@@ -150,7 +106,7 @@ def test_a_product_is_planned_once_for_its_sizes(fake: FakeCublas):
 
 
 def test_where_our_tile_is_refused_the_library_chooses(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(cublas_tiles._TILES[Kind.FP8_ROWS], (64, 32), (REFUSED_TILE, 1))
+    monkeypatch.setitem(fp8_tiles._TILES[Kind.FP8_ROWS], (64, 32), (REFUSED_TILE, 1))
     assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is not None
     assert fake.ran[0][0] == OFFERED
 
@@ -167,10 +123,10 @@ def test_what_is_left_to_torch(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch
     few = numbers[:40], factors[:40]
     assert multiply(kind, (few[0][:, ::2], few[1]), (values[:, ::2], scales)) is None, "not dense"
     assert multiply(kind, (numbers[:0], factors[:0]), (values, scales)) is None, "no rows"
-    monkeypatch.setattr(cublas_tiles, "ALIGNMENT", 1 << 40)
+    monkeypatch.setattr(fp8_tiles, "ALIGNMENT", 1 << 40)
     assert multiply(kind, few, (values, scales)) is None, "not aligned"
-    monkeypatch.setattr(cublas_tiles, "ALIGNMENT", 16)
-    monkeypatch.setattr(cublas_tiles, "is_hopper", lambda device: False)
+    monkeypatch.setattr(fp8_tiles, "ALIGNMENT", 16)
+    monkeypatch.setattr(fp8_tiles, "is_hopper", lambda device: False)
     assert multiply(kind, few, (values, scales)) is None, "another GPU"
     assert fake.ran == []
 
@@ -194,17 +150,17 @@ def test_without_a_library(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
     def missing() -> CublasLt:
         raise CublasError("this process has not loaded libcublasLt")
 
-    monkeypatch.setattr(cublas_tiles, "CublasLt", missing)
+    monkeypatch.setattr(fp8_tiles, "CublasLt", missing)
     for version in (None, "12.8", "13.0"):
         monkeypatch.setattr(torch.version, "cuda", version)
-        plans = Plans(cublas_tiles._library(), H200)
-        monkeypatch.setattr(cublas_tiles, "_plans", lambda device, plans=plans: plans)
+        plans = Plans(fp8_tiles._library(), H200)
+        monkeypatch.setattr(fp8_tiles, "_plans", lambda device, plans=plans: plans)
         assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is None
 
 
 def test_a_compiler_is_told_that_there_are_no_tiles(fake: FakeCublas, monkeypatch: pytest.MonkeyPatch):
     device = torch.device("cpu")
-    assert cublas_tiles.available(device)
+    assert fp8_tiles.available(device)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not cublas_tiles.available(device)
+    assert not fp8_tiles.available(device)
     assert multiply(Kind.FP8_ROWS, *rows_and_weight(Kind.FP8_ROWS)) is None

@@ -1,6 +1,5 @@
-"""Products of up to some hundred rows by cuBLAS, in tiles of our choice: its own heuristic takes tiles that leave up to
-half of the multiprocessors idle, of 8-bit floats nearly always, of bfloat16 where there are few outputs
-(benchmarks/gpu_cublas_rows.py).
+"""Products of up to some hundred rows of 8-bit floats by cuBLAS, in tiles of our choice: its own heuristic takes
+tiles of 128 x 128 even where they are half as many as there are multiprocessors (benchmarks/gpu_cublas_rows.py).
 
 Knows numbers of rows and shapes, not layers.
 """
@@ -41,14 +40,6 @@ _TILES: dict[Kind, dict[Tile, tuple[int, int] | None]] = {
         (128, 128): (20, 0),
     },
     Kind.FP8_BLOCKS: {(128, 128): None},
-    Kind.BFLOAT16: {
-        (64, 32): (13, 1),
-        (64, 64): (15, 0),
-        (64, 96): (26, 1),
-        (128, 64): (18, 0),
-        (96, 128): (28, 0),
-        (128, 96): (33, 1),
-    },
 }
 """Numbers of cublasLtMatmulTile_t, and which of the algorithm's variants has the tile (its CUSTOM_OPTION); None: what
 the library chooses, which has tiles of that size. In blocks it accepts others that it never offers, and tiles of 128 x
@@ -57,8 +48,6 @@ _EDGE_COST, _TILE_COST = 16, 4000
 """What a tile takes besides its products, in products: for each of its rows and outputs, and at all."""
 _OVERLAP = 0.4
 """Of a turn of all multiprocessors, what the next one's first tiles may use if there is room."""
-_ENOUGH = 0.9
-"""Of all multiprocessors, which have a tile each: bfloat16 is multiplied in tiles of ours where so many have."""
 _NARROW = 64
 """Outputs of tiles of which four read their rows together, where these are the same for all tiles: otherwise all
 multiprocessors ask for the same few lines at once."""
@@ -71,61 +60,40 @@ def available(device: torch.device) -> bool:
     return not torch.compiler.is_compiling() and is_hopper(device) and _plans(device).has_library
 
 
-def choose(kind: Kind, outputs: int, rows: int, processors: int) -> Tile | None:
-    """The tile with which all multiprocessors are done first; of bfloat16 the smallest where each has one, None where
-    no tile does that for nearly all."""
-
-    def count(tile: Tile) -> int:
-        return -(-outputs // tile[0]) * -(-rows // tile[1])
+def choose(kind: Kind, outputs: int, rows: int, processors: int) -> Tile:
+    """The tile with which all multiprocessors are done first."""
 
     def cost(tile: Tile) -> float:
-        tiles = count(tile)
+        tiles = -(-outputs // tile[0]) * -(-rows // tile[1])
         turns = (1 - _OVERLAP) * -(-tiles // processors) + _OVERLAP * tiles / processors
         return turns * (tile[0] * tile[1] + _EDGE_COST * sum(tile) + _TILE_COST)
 
-    if kind is not Kind.BFLOAT16:
-        return min(_TILES[kind], key=cost)
-    filling = [tile for tile in _TILES[kind] if _ENOUGH * processors <= count(tile) <= processors]
-    return min(filling, key=lambda tile: tile[0] * tile[1], default=None)
+    return min(_TILES[kind], key=cost)
 
 
 def multiply(kind: Kind, rows: tuple[Tensor, Tensor], weight: tuple[Tensor, Tensor]) -> Tensor | None:
-    """8-bit floats [M, K] with their factors times [N, K] with its own -> [M, N] bfloat16; None: torch is to do it.
+    """Numbers [M, K] with their factors times [N, K] with its own -> [M, N] bfloat16; None where torch is to do it.
     Factors: [M] and [N], or in blocks [K / 128, M] and [K / 128, N / 128], the latter with a block of outputs dense."""
     numbers, factors = rows
     values, scales = weight
-    if not (factors.is_contiguous() and scales.t().is_contiguous()):
+    num_rows, size = numbers.shape
+    if not 0 < num_rows <= MOST_ROWS or not available(numbers.device):
         return None
-    return _multiply(kind, numbers, values, (scales.data_ptr(), factors.data_ptr()))
-
-
-def multiply_floats(x: Tensor, weight: Tensor) -> Tensor | None:
-    """bfloat16 [M, K] times [N, K] -> [M, N]; None where torch is to do it."""
-    if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+    out = torch.empty(num_rows, len(values), dtype=torch.bfloat16, device=numbers.device)
+    addresses = values.data_ptr(), numbers.data_ptr(), out.data_ptr()
+    dense = all(each.is_contiguous() for each in (numbers, values, factors, scales.t()))
+    if not dense or any(address % ALIGNMENT for address in addresses):
         return None
-    return _multiply(Kind.BFLOAT16, x, weight, None)
-
-
-def _multiply(kind: Kind, x: Tensor, weight: Tensor, factors: tuple[int, int] | None) -> Tensor | None:
-    """`factors`: addresses of those of weight and rows."""
-    num_rows, size = x.shape
-    if not 0 < num_rows <= MOST_ROWS or not available(x.device):
+    plans = _plans(numbers.device)
+    sizes = num_rows, len(values), size
+    plan = plans.plan(kind, sizes, (scales.data_ptr(), factors.data_ptr()))
+    if plan is None:
         return None
-    plans = _plans(x.device)
-    sizes = num_rows, len(weight), size
-    plan = plans.plan(kind, sizes, factors)
-    if plan is None or not (x.is_contiguous() and weight.is_contiguous()):
-        return None
-    out = torch.empty(num_rows, len(weight), dtype=torch.bfloat16, device=x.device)
-    addresses = weight.data_ptr(), x.data_ptr(), out.data_ptr()
-    if any(address % ALIGNMENT for address in addresses):
-        return None
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=x.device)
-    stream = torch.cuda.current_stream(x.device).cuda_stream
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=numbers.device)
+    stream = torch.cuda.current_stream(numbers.device).cuda_stream
     try:
         with plan.lock:
-            if factors is not None:
-                plan.product.set_scales(*factors)
+            plan.product.set_scales(scales.data_ptr(), factors.data_ptr())
             plan.product.run(plan.algo, addresses, (workspace.data_ptr(), plan.workspace_bytes), stream)
     except CublasError as error:
         plans.give_up(kind, sizes, error)
@@ -157,9 +125,9 @@ class Plans:
         """Whether there can be plans."""
         return self._library is not None
 
-    def plan(self, kind: Kind, sizes: Sizes, factors: tuple[int, int] | None) -> Plan | None:
-        """`factors`: of 8-bit floats, addresses of some, of weight and rows, without which the library has no opinion.
-        None where there is no library, it cannot do it, or no tile is better than its own."""
+    def plan(self, kind: Kind, sizes: Sizes, factors: tuple[int, int]) -> Plan | None:
+        """`factors`: addresses of some, of weight and rows, without which the library has no opinion. None where there
+        is no library, or it cannot do it."""
         if self._library is None:
             return None
         key = kind, sizes
@@ -175,16 +143,12 @@ class Plans:
         logger.warning("products %s of M, N, K %s are left to torch: %s", kind.value, sizes, error)
         self._known[kind, sizes] = None
 
-    def _made(self, library: CublasLt, kind: Kind, sizes: Sizes, factors: tuple[int, int] | None) -> Plan | None:
-        num_rows, outputs, _ = sizes
-        tile = choose(kind, outputs, num_rows, self._processors)
-        if tile is None:
-            return None
+    def _made(self, library: CublasLt, kind: Kind, sizes: Sizes, factors: tuple[int, int]) -> Plan:
         product = Product(library, kind, sizes, WORKSPACE_BYTES)
-        if factors is not None:
-            product.set_scales(*factors)
+        product.set_scales(*factors)
         algo = product.offered()[0]
-        settings = _settings(kind, tile, num_rows)
+        num_rows, outputs, _ = sizes
+        settings = _settings(kind, choose(kind, outputs, num_rows, self._processors), num_rows)
         ours = None if settings is None else library.changed(algo, **settings)
         for each in (ours, algo):
             needed = None if each is None else product.workspace_of(each)
@@ -199,8 +163,7 @@ def _settings(kind: Kind, tile: Tile, num_rows: int) -> dict[str, int] | None:
     if found is None:
         return None
     number, custom = found
-    shared = kind is Kind.FP8_ROWS and tile[0] == _NARROW and num_rows <= tile[1]
-    cluster = _FOUR if shared else _ALONE
+    cluster = _FOUR if tile[0] == _NARROW and num_rows <= tile[1] else _ALONE
     return {"tile": number, "custom": custom, "cluster": cluster, "split": 1, "reduction": 0}
 
 
