@@ -27,9 +27,11 @@ from pagemill.offline import OfflineControl, PrivateLoop
 from pagemill.serve.async_llm import AsyncLLM
 from pagemill.serve.chat_renderer import ChatOptions
 from pagemill.serve.other_arguments import refuse_others
+from pagemill.serve.processing.cutting import Cut
 from pagemill.serve.processing.input_processor import PreparedRequest, RequestOptions
 from pagemill.serve.processing.pooling_params import likeness
 from pagemill.serve.processing.tool_definitions import parse_tools
+from pagemill.tokenizers.pair_cut import PairCut
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -39,6 +41,7 @@ class _Pair(NamedTuple):
 
     first: Any
     second: Any
+    cut: PairCut
 
 
 def _let_go(error: BaseException) -> None:
@@ -185,11 +188,14 @@ class LLM(OfflineControl):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
         """Make of prompts what the model makes of them, in their order; `outputs.data` of each is a float32 array.
-        Prompts are given as for `generate`. `pooling_task`: the `task` of all of them, where they do not say. Raises
-        RequestError, also when the model was loaded to generate (runner="generate")."""
+        Prompts are given as for `generate`. `pooling_task`: the `task` of all of them, where they do not say.
+        `tokenization_kwargs`: `truncate_prompt_tokens`, most tokens of each, -1: those of the context, and
+        `truncation_side`, left or right, for prompts that are too long. Raises RequestError, also when the model was
+        loaded to generate (runner="generate")."""
         refuse_others("LLM.encode", others)
         batch = _as_batch(prompts)
         params = pooling_params if isinstance(pooling_params, Sequence) else [pooling_params or PoolingParams()]
@@ -197,6 +203,9 @@ class LLM(OfflineControl):
             raise ValueError(f"pooling_params has {len(params)} entries for {len(batch)} prompts")
         given = [item.replace(task=item.task or pooling_task) for item in params]
         given *= len(batch) if len(params) == 1 else 1
+        cut = Cut.of_arguments(tokenization_kwargs)
+        if cut is not None:
+            batch = [self._engine.preparation.inputs.cut(prompt, cut) for prompt in batch]
         jobs = list(zip((str(next(self._request_ids)) for _ in batch), batch, given, strict=True))
         return self._loop.run(_pool_batch(self._engine, jobs, use_tqdm))
 
@@ -241,12 +250,14 @@ class LLM(OfflineControl):
         *,
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[ScoringRequestOutput]:
         """How like each other prompts are: as many of the first as of the second are compared in pairs, or one of the
         first with all of the second. A model that scores pairs reads two texts together; otherwise vectors are
-        compared, prompts are given as for `generate`, and each is computed once. Raises RequestError, also when the
-        model was loaded to generate (runner="generate")."""
+        compared, prompts are given as for `generate`, and each is computed once. `tokenization_kwargs`: as of `encode`,
+        for what is read together. Raises RequestError, also when the model was loaded to generate (runner="generate").
+        """
         refuse_others("LLM.score", others)
         first, second = _as_batch(data_1), _as_batch(data_2)
         if len(first) not in (1, len(second)) or not second:
@@ -258,11 +269,12 @@ class LLM(OfflineControl):
         pooling.check_compares()
         given = pooling_params or PoolingParams()
         if pooling.pairs:
-            pairs = [_Pair(first[index % len(first)], second[index]) for index in range(len(second))]
+            cut = self._engine.preparation.inputs.pair_cut(Cut.of_arguments(tokenization_kwargs))
+            pairs = [_Pair(first[index % len(first)], second[index], cut) for index in range(len(second))]
             jobs = [(str(next(self._request_ids)), pair, given) for pair in pairs]
             return [_scored(output) for output in self._loop.run(_pool_batch(self._engine, jobs, use_tqdm))]
         params = given.replace(normalize=True)
-        found = self.encode([*first, *second], params, use_tqdm)
+        found = self.encode([*first, *second], params, use_tqdm, tokenization_kwargs=tokenization_kwargs)
         return [_compared(found[index % len(first)], other) for index, other in enumerate(found[len(first) :])]
 
     def shutdown(self) -> None:
@@ -391,7 +403,9 @@ async def _pool_batch(
     """`_run_batch`, for prompts that are not continued."""
     pair = engine.preparation.inputs.prepare_pair
     requests = [
-        pair(*prompt, params) if isinstance(prompt, _Pair) else await engine.prepare(prompt, params)
+        pair(prompt.first, prompt.second, params, cut=prompt.cut)
+        if isinstance(prompt, _Pair)
+        else await engine.prepare(prompt, params)
         for _, prompt, params in batch
     ]
     request_ids = [request_id for request_id, _, _ in batch]

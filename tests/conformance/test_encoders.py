@@ -189,6 +189,9 @@ def test_pairs_are_scored_as_by_the_reference(tmp_path, architecture, changes):
         assert [output.outputs.score for output in scores] == pytest.approx(theirs, rel=1e-3)
         one_for_all = llm.score(PAIRS[0][0], [PAIRS[0][1], PAIRS[1][1]], use_tqdm=False)
         assert [output.outputs.score for output in one_for_all] == pytest.approx(theirs[:2], rel=1e-3)
+        tokenizer.enable_truncation(9)
+        (cut,) = llm.score("blue", "sea " * 99, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": 9})
+        assert cut.prompt_token_ids == tokenizer.encode("blue", "sea " * 99).ids
 
 
 def test_a_decoder_scores_by_two_of_its_tokens(tmp_path):

@@ -325,3 +325,24 @@ def test_scores_are_cosines(make_llm: MakeLLM) -> None:
             llm.score(first, second)
     with pytest.raises(RequestError, match=r"task='classify' is not what this model does, which is embed"):
         llm.classify("a", use_tqdm=False)
+
+
+def test_prompts_are_cut_where_that_is_asked_for(make_llm: MakeLLM) -> None:
+    core = FakeCore()
+    llm = make_llm(core, pooler=PoolerConfig(pooling_type="LAST", normalize=False))
+    prompts: list[Any] = ["abcd", [1, 2, 3, 4], {"prompt": "abcd"}, {"prompt_token_ids": [1, 2, 3, 4]}]
+    for side, text, ids in ((None, [BOS, 97, 98], [1, 2, 3]), ("left", [BOS, 99, 100], [2, 3, 4])):
+        how = {"truncate_prompt_tokens": 3, "truncation_side": side}
+        found = llm.embed(prompts, use_tqdm=False, tokenization_kwargs=how)
+        assert [output.prompt_token_ids for output in found] == [text, ids] * 2
+    (score,) = llm.score("abcd", "abc" * 200, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": -1})
+    assert len(score.prompt_token_ids) == 5 + 256
+    for how, field in (
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": True}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "top"}, "truncation_side"),
+        ({"padding": True}, "tokenization_kwargs"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            llm.embed("a", use_tqdm=False, tokenization_kwargs=how)
+        assert refused.value.field == field

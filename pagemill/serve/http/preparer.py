@@ -482,7 +482,7 @@ class Preparer:
         yield AnswerForm(num_queries=0 if pairs else len(queries), most=body.most, ignored_fields=body.ignored_fields)
         if pairs:
             params = PoolingParams(use_activation=body.use_activation)
-            pair_cut = body.pair_cut(inputs.max_model_len)
+            pair_cut = body.pair_cut(inputs.pair_cut(body.joint_cut))
             for index, text in enumerate(documents):
                 with body.naming({"text_1": first, "text_2": second, "prompt": second}):
                     pair = inputs.prepare_pair(queries[index % len(queries)], text, params, cut=pair_cut)

@@ -35,6 +35,7 @@ from pagemill.serve.processing.checks import (
     check_tokens_are_left,
     check_unicode,
 )
+from pagemill.serve.processing.cutting import Cut
 from pagemill.serve.processing.fill_in import Gap, GapPrompt, gap_prompt
 from pagemill.serve.processing.free_start import free_before
 from pagemill.serve.processing.pooling_params import Pooling
@@ -222,6 +223,17 @@ class InputProcessor:
         kept = plain[len(plain) - num_kept :] if keep_end else plain[:num_kept]
         return [*first, *kept, *last][:most]
 
+    def cut(self, prompt: Any, cut: Cut) -> list[int]:
+        """The tokens of a prompt, in any form that it may have, as many as `cut` says. Raises RequestError."""
+        return self.tokenize_cut(_plain(prompt), PLAIN, *cut)
+
+    def pair_cut(self, cut: Cut | None) -> PairCut:
+        """How two texts are cut that are read together; None: not at all."""
+        if cut is None:
+            return WHOLE
+        room = self._bounds.max_model_len
+        return PairCut(room if cut.most is None else min(cut.most, room), keep_end=cut.keep_end)
+
     def tokenize_gap(self, gap: Gap, max_tokens: int | None) -> GapPrompt:
         """A text with a gap as tokens, cut to leave room for `max_tokens`, up to half of the context (None: a quarter).
         Raises RequestError, also for a model without tokens to fill in with."""
@@ -258,15 +270,10 @@ class InputProcessor:
         return token_id in self._eos_token_ids
 
     def _tokens_of(self, prompt: Any, options: RequestOptions) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, Mapping):
-            prompt = _only_value(prompt)
-        if isinstance(prompt, np.ndarray):
-            prompt = prompt.tolist()
+        prompt = _plain(prompt)
         if isinstance(prompt, str):
             return unmarked(prompt) if options.rendered else prompt, self._tokenize(prompt, options)
-        if isinstance(prompt, (list, tuple)):
-            return None, list(prompt)
-        raise RequestError(f"the prompt is {shown(prompt)}; it must be a text or a list of token ids", "prompt")
+        return None, prompt
 
     def _token_named(self, text: str) -> int | None:
         """The id of the control token of this name, or of the token that is this text by itself; None: neither."""
@@ -366,6 +373,19 @@ class InputProcessor:
                     found[ids] = None
         check_count("bad_words_token_ids", found, 0, MAX_BANNED_SEQUENCES)
         return tuple(found)
+
+
+def _plain(prompt: Any) -> str | list[int]:
+    """A prompt in any form that it may have -> a text, or token ids. Raises RequestError."""
+    if isinstance(prompt, Mapping):
+        prompt = _only_value(prompt)
+    if isinstance(prompt, np.ndarray):
+        prompt = prompt.tolist()
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, (list, tuple)):
+        return list(prompt)
+    raise RequestError(f"the prompt is {shown(prompt)}; it must be a text or a list of token ids", "prompt")
 
 
 def _only_value(prompt: Mapping[str, Any]) -> Any:

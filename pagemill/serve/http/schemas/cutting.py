@@ -1,12 +1,14 @@
 """Fields of bodies that say how a prompt is cut that is too long: without them it is an error."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import ValidationInfo, field_validator
 
 from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.base import RequestBody
+from pagemill.serve.processing.cutting import Cut
 from pagemill.tokenizers.pair_cut import PairCut
 
 
@@ -21,26 +23,19 @@ class CuttingBody(RequestBody):
     @field_validator("truncate_prompt_tokens")
     @classmethod
     def _a_number(cls, value: int | None) -> int | None:
-        if value is not None and value != -1 and value < 1:
-            raise RequestError(
-                f"truncate_prompt_tokens={value} is not allowed: a number of tokens, or -1 for those of the context",
-                "truncate_prompt_tokens",
-            )
+        Cut.of(value)
         return value
-
-    @property
-    def keeps_end(self) -> bool:
-        """Whether the end of a prompt is kept, not its beginning."""
-        return self.truncation_side == "left"
 
     @property
     def cut(self) -> Mapping[str, Any] | None:
         """How prompts are cut that do not fit, as arguments of `InputProcessor.tokenize_cut`; None: such a prompt is an
         error."""
-        if self.truncate_prompt_tokens is None:
-            return None
-        most = None if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens
-        return {"most": most, "keep_end": self.keeps_end}
+        return None if self.joint_cut is None else self.joint_cut._asdict()
+
+    @property
+    def joint_cut(self) -> Cut | None:
+        """The same, of all that is read together."""
+        return Cut.of(self.truncate_prompt_tokens, self.truncation_side)
 
 
 class CuttingSidesBody(CuttingBody):
@@ -60,15 +55,9 @@ class CuttingSidesBody(CuttingBody):
             )
         return value
 
-    def pair_cut(self, room: int) -> PairCut:
-        """How a query and a document are cut that are read together, in a context of `room` tokens."""
-        most = self.truncate_prompt_tokens
-        return PairCut(
-            most=None if most is None else room if most == -1 else min(most, room),
-            first=self.max_tokens_per_query or None,
-            second=self.max_tokens_per_doc or None,
-            keep_end=self.keeps_end,
-        )
+    def pair_cut(self, both: PairCut) -> PairCut:
+        """How a query and a document are cut that are read together, of which `both` are cut so."""
+        return replace(both, first=self.max_tokens_per_query or None, second=self.max_tokens_per_doc or None)
 
     def cut_of(self, most_plain: int | None) -> Mapping[str, Any] | None:
         """`cut`, of a text of which alone so many tokens are kept; 0 and None: all."""
