@@ -22,7 +22,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PARALLEL := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 # The fast unit tests run in two processes instead, each of which imports and collects its own half: that is half of what
 # they cost, and pytest-xdist collects everything in every process.
-NETWORK := tests/unit/model tests/unit/worker tests/unit/engine
+# The first has all that load models, so that the second does without transformers' models.
+NETWORK := tests/unit/model tests/unit/worker tests/unit/engine tests/unit/catalog tests/unit/test_launch.py tests/unit/artifacts/test_describe_hostile_folders.py
 # Tests write thousands of small files, which on a disk cost seconds, most of them when pytest deletes those of earlier
 # runs: in memory where there is room and libraries may be loaded from, which only keeps what failed.
 IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 { print "/dev/shm" }')
@@ -31,7 +32,7 @@ QUICK := $(if $(IN_MEMORY),PYTEST_DEBUG_TEMPROOT=$(IN_MEMORY) )OMP_NUM_THREADS=1
 # A half in which ARGS select nothing is no failure.
 NONE_SELECTED := [ $$? -eq 5 ]
 
-.PHONY: help run test test-gpu nightly faults fuzz-api clients wheel wheel-test check lint unit unit-network unit-serving conformance bench-smoke docs format clean
+.PHONY: help run test test-gpu nightly faults fuzz-api clients wheel wheel-test check lint static unit unit-network unit-serving conformance bench-smoke docs format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -77,16 +78,19 @@ clients: $(VENV)/.stamp-dev ## other people's clients against a server, each in 
 	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/clients/run.py $(ARGS)
 
 check: $(VENV)/.stamp-dev ## the inner loop, under a minute on two cores: lint, types, contracts, budgets, fast unit tests
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-network unit-serving lint
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit-network unit-serving static
 
-lint: $(VENV)/.stamp-dev ## format, lint, types, import contracts, size budgets, places of tests, generated docs
+lint: static ## format, lint, types, import contracts, size budgets, places of tests, generated docs
+	$(BIN)/python tools/gen_docs.py --check
+
+# What `make check` runs besides the tests, one of which (tests/unit/test_docs.py) compares the generated docs.
+static: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_budgets.py
 	$(BIN)/python tools/check_tests.py
-	$(BIN)/python tools/gen_docs.py --check
 
 unit: $(VENV)/.stamp-dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target unit-network unit-serving
