@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -30,7 +32,7 @@ def test_an_installation_is_left_alone(bytecode, monkeypatch, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("cached", [None, "missing.pyc"])
+@pytest.mark.parametrize("cached", [slow(None), "missing.pyc"])
 def test_packages_without_bytecode_are_compiled_elsewhere(bytecode, monkeypatch, tmp_path, cached):
     torch_at(bytecode, monkeypatch, cached and tmp_path / cached)
     package = tmp_path / "packages" / "some"

@@ -52,9 +52,10 @@ IDLE_NAMES = sorted(field.name for field in dataclasses.fields(CompatConfig))
 def attributes_read() -> set[str]:
     """The settings that some module of the package reads as an attribute."""
     left = set(WORKING)
-    for path in (ROOT / "pagemill").rglob("*.py"):
-        text = path.read_text()
-        if any(f".{name}" in text for name in left):
+    texts = [path.read_text() for path in (ROOT / "pagemill").rglob("*.py")]
+    words = {text: left.intersection(re.findall(r"\.(\w+)", text)) for text in texts}
+    for text in sorted(texts, key=lambda text: len(words[text]), reverse=True):  # those first that may read most
+        if words[text] & left:
             nodes = ast.walk(ast.parse(text))
             left -= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     return set(WORKING) - left

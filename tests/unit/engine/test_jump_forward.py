@@ -114,7 +114,7 @@ def check_same(found, expected):
     assert found.prompt_logprobs.keys() == expected.prompt_logprobs.keys()
 
 
-@pytest.mark.cases(one_in=6)
+@pytest.mark.cases(one_in=2 * len(ASKED))
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("budget", [9, slow(96)])
 def test_an_output_is_what_is_sampled_without(checkpoint, matcher, without, asked, budget):

@@ -11,7 +11,7 @@ from pagemill.serve.parsers.interface import MessageForm
 from pagemill.serve.parsers.response_template import HF, formats_of
 from tests.fakes.response_templates import EXAMPLES
 
-pytestmark = pytest.mark.cases(one_in=24)
+pytestmark = pytest.mark.cases(one_in=48)
 
 LARGE = 1_000_000
 SMALL = LARGE // 4

@@ -17,7 +17,7 @@ def checkpoint(tmp_path_factory):
     return make_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
 
 
-@pytest.mark.cases(one_in=4)
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "NONE"])
 @pytest.mark.parametrize(("rates", "accepted"), [((1.0, 1.0, 0.0, 0.0), 2), ((0.0, 0.0, 0.0, 0.0), 0)])
 def test_chance_accepts_drafts_as_often_as_it_should(checkpoint, mode, rates, accepted):
