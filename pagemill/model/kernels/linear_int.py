@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import LinearStruct
-from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, pack_rows
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, pack_rows, pack_rows_of_codes
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BLOCK = 32
@@ -74,13 +74,35 @@ def pack_blocks(
     With a gate, N is that of both halves. Four inputs of 32 outputs lie side by side.
     """
     parts = [blocks] if isinstance(blocks, Tensor) else blocks
-    rows = sum(len(part) for part in parts)
     num_blocks = parts[0].shape[1] // kind.block_bytes
-    cols = num_blocks * BLOCK if cols is None else cols
+    made = _without_weight(kind, parts, num_blocks, num_blocks * BLOCK if cols is None else cols, gate, memory)
+    pack_rows(made.struct, parts, made.tensors[0])
+    return made
+
+
+def pack_codes(
+    kind: BlockFormat,
+    codes: Sequence[Tensor],
+    scales: Sequence[Tensor],
+    groups: Tensor,
+    gate: int = NO_GATE,
+    memory: WeightMemory | None = None,
+) -> PackedLinear | None:
+    """The same of rows [N, bytes] of integers or 8-bit floats in the order of their inputs, half bytes the lower first,
+    and scales [N, G] float16 as blocks of `kind` have them; groups [K / 32] int32: which of them a block has. Not for
+    blocks with minima. None: some 8-bit floats are no numbers."""
+    made = _without_weight(kind, codes, len(groups), len(groups) * BLOCK, gate, memory)
+    return made if pack_rows_of_codes(made.struct, codes, scales, groups, made.tensors[0]) else None
+
+
+def _without_weight(
+    kind: BlockFormat, parts: Sequence[Tensor], num_blocks: int, cols: int, gate: int, memory: WeightMemory | None
+) -> PackedLinear:
+    """Panels of any values for the rows of the parts."""
+    rows = sum(len(part) for part in parts)
     shape = num_panels(rows, gate), num_blocks, kind.block_bytes * PANEL
     panels = (memory or WeightMemory()).empty(*shape, dtype=torch.uint8)
     struct = LinearStruct(panels.data_ptr(), None, kind.panels, rows, cols, gate)
-    pack_rows(struct, parts, panels)
     return PackedLinear(struct, (panels,), rows if gate == NO_GATE else rows // 2)
 
 

@@ -58,6 +58,7 @@ class Library:
     linear: Callable[..., None]
     linear_rows: Callable[..., int]
     pack_linear: Callable[..., None]
+    pack_codes: Callable[..., int]
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
@@ -135,6 +136,7 @@ def _load(path: Path) -> Library:
         mask=function(releasing, "pm_mask", None, *[_POINTER] * 2, *[_INT] * 5),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         pack_linear=function(releasing, "pm_pack_linear", None, *[_POINTER] * 3, *[_INT] * 2),
+        pack_codes=function(releasing, "pm_pack_codes", _INT, *[_POINTER] * 5, *[_INT] * 2),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),

@@ -21,15 +21,40 @@ def pack_rows(struct: LinearStruct, parts: Sequence[Tensor], panels: Tensor) -> 
     """Fill `panels`, contiguous, [P, ...]: the panels of `struct`'s format, cols and gate, of the rows of all parts
     [n, K], one part under the other. Each row lies together in memory, which may be mapped from a file: it is read
     once, by all threads."""
-    row_bytes = parts[0].shape[1] * parts[0].element_size()
-    parts = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
-    addresses = torch.cat([_addresses(part) for part in parts])
-    ordered = panel_rows(addresses.unsqueeze(1), struct.gate).flatten()
-    zeros = torch.zeros(row_bytes, dtype=torch.uint8)
-    rows = torch.where(ordered == 0, zeros.data_ptr(), ordered)
+    rows = _Rows(parts, struct.gate)
     loaded_library().pack_linear(
-        ctypes.addressof(struct), panels.data_ptr(), rows.data_ptr(), len(panels), torch.get_num_threads()
+        ctypes.addressof(struct), panels.data_ptr(), rows.addresses.data_ptr(), len(panels), torch.get_num_threads()
     )
+
+
+def pack_rows_of_codes(
+    struct: LinearStruct, codes: Sequence[Tensor], scales: Sequence[Tensor], groups: Tensor, panels: Tensor
+) -> bool:
+    """The same of integers or 8-bit floats [n, bytes] in the order of their inputs, of half bytes the lower first, and
+    scales [n, G] float16, as panels have them; groups [K / 32] int32: which of them a block has. False: some 8-bit
+    floats are no numbers."""
+    rows, their_scales = _Rows(codes, struct.gate), _Rows(scales, struct.gate)
+    not_numbers = loaded_library().pack_codes(
+        ctypes.addressof(struct),
+        panels.data_ptr(),
+        rows.addresses.data_ptr(),
+        their_scales.addresses.data_ptr(),
+        groups.data_ptr(),
+        len(panels),
+        torch.get_num_threads(),
+    )
+    return not not_numbers
+
+
+class _Rows:
+    """Where the rows of panels are, as long as this lives."""
+
+    def __init__(self, parts: Sequence[Tensor], gate: int) -> None:
+        """Parts [n, K], one under the other."""
+        self._parts = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
+        self._zeros = torch.zeros(parts[0].shape[1] * parts[0].element_size(), dtype=torch.uint8)
+        ordered = panel_rows(torch.cat([_addresses(part) for part in self._parts]).unsqueeze(1), gate).flatten()
+        self.addresses = torch.where(ordered == 0, self._zeros.data_ptr(), ordered)
 
 
 def num_panels(rows: int, gate: int) -> int:

@@ -168,14 +168,14 @@ class PackedWeight(QuantizedTensor):
         return self._byte_blocks(blocks[:, 0])
 
     def _float_blocks(self, groups: Tensor) -> BlockTensor | None:
-        scales = _as_halves(self.scales.float() * FLOAT8_UNIT)
+        scales = as_halves(self.scales.float() * FLOAT8_UNIT)
         bytes_ = self.values.view(torch.uint8)
         if scales is None or self.zeros is not None or bool(((bytes_ & 127) == 127).any()):  # which are no numbers
             return None
         return _blocks(FLOAT8, [scales[:, groups]], bytes_.view(len(self), -1, BLOCK))
 
     def _nibble_blocks(self, groups: Tensor) -> BlockTensor | None:
-        scales = _as_halves(self.scales.float())
+        scales = as_halves(self.scales.float())
         if scales is None:
             return None
         kind = Q4_0
@@ -185,7 +185,7 @@ class PackedWeight(QuantizedTensor):
             kind = NF4
         limits = [scales[:, groups]]
         if self.zeros is not None:
-            minima = _as_halves(self.scales.float() * (self.zeros.float() + NIBBLE_ZERO).neg_())
+            minima = as_halves(self.scales.float() * (self.zeros.float() + NIBBLE_ZERO).neg_())
             if minima is None:
                 return None
             limits.append(minima[:, groups])
@@ -194,7 +194,7 @@ class PackedWeight(QuantizedTensor):
         return _blocks(kind if self.zeros is None else Q4_1, limits, integers)
 
     def _byte_blocks(self, groups: Tensor) -> BlockTensor | None:
-        scales = _as_halves(self.scales.float())
+        scales = as_halves(self.scales.float())
         if scales is None:
             return None
         values = self.values
@@ -222,8 +222,8 @@ def _same_levels(one: Tensor | None, other: Tensor | None) -> bool:
     return bool(torch.allclose(one.cpu(), other.cpu(), rtol=0, atol=LEVEL_ERROR))
 
 
-def _as_halves(exact: Tensor) -> Tensor | None:
-    """As 16-bit floats; None where these cannot hold one of them to their usual precision."""
+def as_halves(exact: Tensor) -> Tensor | None:
+    """Numbers as 16-bit floats; None where these cannot hold one of them to their usual precision."""
     halves = exact.half()
     return halves if bool(((halves.float() - exact).abs() <= exact.abs() * HALF_ROUNDING).all()) else None
 

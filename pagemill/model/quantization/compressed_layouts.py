@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pagemill.model.loading.nibble_weight import NibbleWeight
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import FLOATS, Axis, StoredTensor, WeightPart
@@ -94,6 +95,11 @@ class PackedIntegers(PackedMethod):
         scheme = self._scheme
         tensors = only_tensors(stored)
         packed = tensors["weight_packed"]
+        if scheme.bits == 4 and scheme.symmetric and not scheme.ordered and self.takes_blocks:
+            pairs = _pairs_of(packed, part.columns, part.splits_columns)
+            if pairs is not None:
+                groups = scheme.grid.groups(part, packed.device)
+                return NibbleWeight(pairs, scheme.spread_scales(tensors, part), groups, scheme.inputs)
         values = _range_of(packed, scheme.bits, part.columns, part.splits_columns)
         groups = scheme.grid.groups(part, packed.device)
         if scheme.ordered:
@@ -156,6 +162,15 @@ class PackedFloats(PackedMethod):
         scales = scheme.spread_scales(tensors, part).float() / 2
         groups = scheme.grid.groups(part, values.device)
         return PackedWeight(HALVES_BITS, values, scales, groups, inputs=scheme.inputs, halves=True)
+
+
+def _pairs_of(packed: Tensor, wanted: range, is_split: bool) -> Tensor | None:
+    """[N, W] int32 -> [N, wanted / 2] uint8, two integers of 4 bits each; None where they lie over the ends of bytes.
+    `is_split` as in `_range_of`."""
+    first = wanted.start % (WORD // 4) if is_split else wanted.start
+    if first % 2 or len(wanted) % 2 or not packed.is_contiguous():
+        return None
+    return packed.view(torch.uint8)[:, first // 2 : (first + len(wanted)) // 2]
 
 
 def _range_of(packed: Tensor, bits: int, wanted: range, is_split: bool) -> Tensor:

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
-from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, quantize_q8
+from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, pack_codes, quantize_q8
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
+from pagemill.model.loading.codes import codes_of
+from pagemill.model.loading.nibble_weight import NibbleWeight, unpacked
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
@@ -56,26 +58,31 @@ class Integers(QuantMethod):
     def prepare_qkv(self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype) -> LinearWeight:
         if not self._wide_inputs:
             return self.prepare_stacked(parts, dtype)
-        return self._prepared(stacked_with_note(parts, dtype, self._parts_note), None, wide=True)
+        made = self._of_codes(parts, None, wide=True)
+        return made or self._prepared(stacked_with_note(unpacked(parts), dtype, self._parts_note), None, wide=True)
 
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         if isinstance(weight, BlockTensor):
             return self._panels(weight, gate, wide)
-        if isinstance(weight, PackedWeight):
-            ordered, order = weight.sorted_inputs()
+        if isinstance(weight, PackedWeight | NibbleWeight):
+            made = self._of_codes([weight], gate, wide=wide)
+            if made is not None:
+                return made
+            plain = weight.unpacked() if isinstance(weight, NibbleWeight) else weight
+            ordered, order = plain.sorted_inputs()
             blocks = ordered.as_blocks()
             if blocks is None:
-                self._note.warn(weight.description)
-                return self._floats.prepare(weight.dequantized(torch.bfloat16), gate)
+                self._note.warn(plain.description)
+                return self._floats.prepare(plain.dequantized(torch.bfloat16), gate)
             panels = self._panels(blocks, gate, wide)
             return panels if order is None else OrderedWeight(panels, order)
-        plain = floats(weight, torch.bfloat16)
-        width = plain.shape[1]
+        values = floats(weight, torch.bfloat16)
+        width = values.shape[1]
         if self._quantize_floats and width % BLOCK:
             self._width_note.warn(width, BLOCK)
         if not self._quantize_floats or width % BLOCK:
-            return self._floats.prepare(plain, gate)
-        return self._panels(BlockTensor(Q8_0, quantize_q8(plain)), gate, self._wide_inputs)
+            return self._floats.prepare(values, gate)
+        return self._panels(BlockTensor(Q8_0, quantize_q8(values)), gate, self._wide_inputs)
 
     def prepare_stacked(
         self, parts: Sequence[Tensor | QuantizedTensor], dtype: torch.dtype, gate: str | None = None
@@ -87,7 +94,21 @@ class Integers(QuantMethod):
             return PanelWeight(pack_blocks(blocks[0].kind, rows, gate=GATES[gate], memory=self._memory))
         if not self._quantize_floats and all(isinstance(part, Tensor) for part in parts):
             return self._floats.prepare_stacked(parts, dtype, gate)
-        return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
+        made = self._of_codes(parts, gate, wide=False)
+        return made or self.prepare(stacked_with_note(unpacked(parts), dtype, self._parts_note), gate)
+
+    def _of_codes(
+        self, parts: Sequence[Tensor | QuantizedTensor], gate: str | None, *, wide: bool
+    ) -> LinearWeight | None:
+        """Panels made of what files hold, where it is; None where it is not as panels have it."""
+        found = [codes for codes in map(codes_of, parts) if codes is not None]
+        if len(found) < len(parts) or not all(codes.goes_with(found[0]) for codes in found):
+            return None
+        kind = found[0].kind
+        kind = WIDE.get(kind.name, kind) if wide else kind
+        codes, scales = [one.codes for one in found], [one.scales for one in found]
+        packed = pack_codes(kind, codes, scales, found[0].groups, GATES[gate], self._memory)
+        return None if packed is None else PanelWeight(packed)
 
     def _panels(self, weight: BlockTensor, gate: str | None, wide: bool) -> LinearWeight:
         kind = WIDE.get(weight.kind.name, weight.kind) if wide else weight.kind

@@ -212,8 +212,18 @@ void pm_linear(const PmLinear* linear, void* out, const void* x, int64_t num_row
 }
 
 // Even shares: each thread writes memory of its own, which the system gives in large pages when it is first written.
-void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels, int64_t threads) {
-  const PackArgs args = {*linear, rows, panels};
-  share_evenly(num_panels, num_panels * panel_bytes(*linear), threads,
+static void pack(const PackArgs& args, int64_t num_panels, int64_t threads) {
+  share_evenly(num_panels, num_panels * panel_bytes(args.linear), threads,
                [&](int64_t begin, int64_t end) { selected->pack_linear(args, begin, end); });
+}
+
+void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels, int64_t threads) {
+  pack({*linear, rows, panels}, num_panels, threads);
+}
+
+int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const uint16_t* const* scales,
+                      const int32_t* groups, int64_t num_panels, int64_t threads) {
+  int64_t not_numbers = 0;
+  pack({*linear, rows, panels, scales, groups, &not_numbers}, num_panels, threads);
+  return not_numbers;
 }

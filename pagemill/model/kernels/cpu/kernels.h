@@ -342,6 +342,11 @@ struct PackArgs {
   PmLinear linear;  // its format and cols; the weight is not looked at
   const void* const* rows;
   void* panels;
+  // Where rows are integers or 8-bit floats alone, in the order of the inputs, of half bytes the lower first: the scales of
+  // each row, as panels have them, which of them each block has, and what becomes 1 where an 8-bit float is no number.
+  const uint16_t* const* scales = nullptr;
+  const int32_t* groups = nullptr;
+  int64_t* not_numbers = nullptr;
 };
 
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
@@ -477,3 +482,7 @@ PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* i
 // signed where they have 8 bits.
 PM_EXPORT void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels,
                               int64_t threads);
+// The same of rows without scales, which lie elsewhere; of PM_Q8_PANELS, PM_Q4_PANELS and PM_FLOAT8_PANELS, cols a multiple of
+// QUANT_BLOCK. `groups`: of each block, which of a row's scales it has. 0: done, 1: some 8-bit floats are no numbers.
+PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const uint16_t* const* scales,
+                                const int32_t* groups, int64_t num_panels, int64_t threads);

@@ -41,7 +41,8 @@ uint32_t word_at(const char* at) {
   return word;
 }
 
-// Words [begin, end) of each row from byte `offset` on to [word][output], xored with `flip`.
+// Words [begin, end) of each row from byte `offset` on to [word][output], xored with `flip`; past the caches, or not.
+template <bool PAST_CACHES = true>
 void transpose_words(const char* const* rows, int64_t offset, int64_t begin, int64_t end, uint32_t flip, uint32_t* out) {
   int64_t at = begin;
   for (; at + LANES <= end; at += LANES) {
@@ -50,7 +51,10 @@ void transpose_words(const char* const* rows, int64_t offset, int64_t begin, int
       for (int i = 0; i < LANES; ++i) memcpy(&square[i], rows[first + i] + offset + at * 4, sizeof(vu));
       transpose(square);
       for (int i = 0; i < LANES; ++i) {
-        store_past_caches(out + (at + i) * LINEAR_PANEL + first, square[i] ^ flip);
+        const vu lanes = square[i] ^ flip;
+        uint32_t* to = out + (at + i) * LINEAR_PANEL + first;
+        if (PAST_CACHES) store_past_caches(to, lanes);
+        else memcpy(to, &lanes, sizeof lanes);
       }
     }
   }
@@ -58,14 +62,19 @@ void transpose_words(const char* const* rows, int64_t offset, int64_t begin, int
     for (int64_t i = 0; i < LINEAR_PANEL; ++i) out[at * LINEAR_PANEL + i] = word_at(rows[i] + offset + at * 4) ^ flip;
 }
 
+// What comes AHEAD_WORDS after a word of rows of nothing but words.
+PM_INLINE void fetch_words(const PanelRows& rows, int64_t at, int64_t words) {
+  const int64_t ahead = at + AHEAD_WORDS;
+  const char* const* upcoming = ahead < words ? rows.here : rows.next;
+  const int64_t place = ahead < words ? ahead : ahead - words;
+  if (upcoming && place < words)
+    for (int64_t i = 0; i < LINEAR_PANEL; ++i) prefetch_line(upcoming[i] + place * 4);
+}
+
 // Rows of nothing but words.
 void pack_words(const PanelRows& rows, int64_t words, uint32_t* out) {
   for (int64_t at = 0; at < words; at += LINE_WORDS) {
-    const int64_t ahead = at + AHEAD_WORDS;
-    const char* const* upcoming = ahead < words ? rows.here : rows.next;
-    const int64_t place = ahead < words ? ahead : ahead - words;
-    if (upcoming && place < words)
-      for (int64_t i = 0; i < LINEAR_PANEL; ++i) prefetch_line(upcoming[i] + place * 4);
+    fetch_words(rows, at, words);
     transpose_words(rows.here, 0, at, min_of(at + LINE_WORDS, words), 0, out);
   }
 }
@@ -83,6 +92,65 @@ void pack_scaled(const PanelRows& rows, int64_t num_blocks, int64_t words, uint3
     }
     transpose_words(rows.here, block * block_bytes + 2, 0, words, flip, (uint32_t*)(out + LIMITS));
   }
+}
+
+// A word of half bytes in their order: those of its lower 16 bits, or of its upper ones, a byte each.
+PM_INLINE vu half_bytes(vu words, bool upper) {
+  vu wide = upper ? words >> 16 : words & 0xffffu;
+  wide = (wide | wide << 8) & 0x00ff00ffu;
+  return (wide | wide << 4) & 0x0f0f0f0fu;
+}
+
+// The words of a block [word][output], as a file has them, to those of a panel.
+template <int64_t WORDS>
+void store_block(const uint32_t* block, uint32_t flip, uint32_t* out) {
+  for (int64_t word = 0; word < WORDS; ++word) {
+    for (int64_t i = 0; i < LINEAR_PANEL; i += LANES) {
+      vu lanes;
+      if (WORDS == 8) {
+        lanes = load_raw<vu>(block + word * LINEAR_PANEL + i) ^ flip;
+      } else {
+        const vu low = load_raw<vu>(block + word / 2 * LINEAR_PANEL + i);
+        const vu high = load_raw<vu>(block + (2 + word / 2) * LINEAR_PANEL + i);
+        lanes = half_bytes(low, word % 2) | half_bytes(high, word % 2) << 4;
+      }
+      store_past_caches(out + word * LINEAR_PANEL + i, lanes);
+    }
+  }
+}
+
+// Not 0 where one of the bytes of a line [word][output] is no number as an 8-bit float (e4m3).
+uint32_t not_numbers(const uint32_t* line, int64_t words) {
+  vu found = {};
+  for (int64_t i = 0; i < words * LINEAR_PANEL; i += LANES)
+    found |= ((load_raw<vu>(line + i) & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
+  uint32_t any = 0;
+  for (int i = 0; i < LANES; ++i) any |= found[i];
+  return any;
+}
+
+// Integers or 8-bit floats in their order, and their scales elsewhere. Not 0: some are no numbers.
+template <int64_t WORDS>
+uint32_t pack_codes(const PackArgs& args, const PanelRows& rows, const uint16_t* const* scales, char* out) {
+  const int64_t format = args.linear.format & PM_LAYOUT, words = args.linear.cols / QUANT_BLOCK * WORDS;
+  const uint32_t flip = format == PM_Q8_PANELS ? 0x80808080u : 0;
+  uint32_t found = 0;
+  for (int64_t at = 0; at < words; at += LINE_WORDS) {
+    alignas(64) uint32_t line[LINE_WORDS * LINEAR_PANEL];
+    const int64_t count = min_of(LINE_WORDS, words - at);
+    fetch_words(rows, at, words);
+    transpose_words<false>(rows.here, at * 4, 0, count, 0, line);
+    if (format == PM_FLOAT8_PANELS) found |= not_numbers(line, count);
+    for (int64_t word = 0; word < count; word += WORDS) {
+      const int64_t group = args.groups[(at + word) / WORDS];
+      alignas(64) uint16_t limits[LINEAR_PANEL];
+      for (int64_t i = 0; i < LINEAR_PANEL; ++i) limits[i] = scales[i][group];
+      memcpy(out, limits, sizeof limits);
+      store_block<WORDS>(line + word * LINEAR_PANEL, flip, (uint32_t*)(out + sizeof limits));
+      out += sizeof limits + WORDS * 4 * LINEAR_PANEL;
+    }
+  }
+  return found;
 }
 
 void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
@@ -106,7 +174,16 @@ void pack_linear(const PackArgs& args, int64_t begin, int64_t end) {
   const int64_t bytes = panel_bytes(args.linear);
   for (int64_t p = begin; p < end; ++p) {
     const char* const* here = (const char* const*)args.rows + p * LINEAR_PANEL;
-    pack_panel(args.linear, {here, p + 1 < end ? here + LINEAR_PANEL : nullptr}, (char*)args.panels + p * bytes);
+    const PanelRows rows = {here, p + 1 < end ? here + LINEAR_PANEL : nullptr};
+    char* panel = (char*)args.panels + p * bytes;
+    if (!args.scales) {
+      pack_panel(args.linear, rows, panel);
+      continue;
+    }
+    const uint16_t* const* scales = args.scales + p * LINEAR_PANEL;
+    const bool bytes_each = zero_of(args.linear.format) != 8;
+    const uint32_t found = bytes_each ? pack_codes<8>(args, rows, scales, panel) : pack_codes<4>(args, rows, scales, panel);
+    if (found) __atomic_store_n(args.not_numbers, 1, __ATOMIC_RELAXED);
   }
   finish_stores();
 }

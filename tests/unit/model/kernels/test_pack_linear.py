@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import SILU, pack_bf16
-from pagemill.model.kernels.linear_int import BLOCK, FORMATS, Q8_0, BlockFormat, pack_blocks
+from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FORMATS, Q4_0, Q8_0, BlockFormat, pack_blocks, pack_codes
 from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, panel_rows
 
 GATES = pytest.mark.parametrize("gate", [NO_GATE, SILU])
@@ -84,3 +84,42 @@ def test_rows_may_be_far_apart_and_begin_anywhere(isa: str, offset: int) -> None
     assert torch.equal(pack_bf16(weight).tensors[0].view(torch.int16), expected.view(torch.int16))
     turned = weight.T.contiguous().T
     assert torch.equal(pack_bf16(turned).tensors[0].view(torch.int16), expected.view(torch.int16))
+
+
+def in_blocks(kind: BlockFormat, codes: Tensor, scales: Tensor, groups: Tensor) -> Tensor:
+    """Rows of blocks with their scales."""
+    each = codes.view(len(codes), len(groups), -1)
+    if kind == Q4_0:
+        nibbles = torch.stack([each & 15, each >> 4], -1).flatten(2)
+        each = nibbles[..., : BLOCK // 2] | nibbles[..., BLOCK // 2 :] << 4
+    limits = scales[:, groups.long()].unsqueeze(-1).view(torch.uint8)
+    return torch.cat([limits, each], -1).flatten(1)
+
+
+@pytest.mark.cases(one_in=3)
+@GATES
+@pytest.mark.parametrize("kind", [Q4_0, Q8_0, FLOAT8], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("size", [(2, 32), (34, 64), (70, 96), (200, 576), (34, 4096)], ids=str)
+def test_codes_and_their_scales_elsewhere(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
+    rows, cols = size
+    codes = any_bytes(rows, cols // 2 if kind == Q4_0 else cols)
+    codes[(codes & 127) == 127] = 126
+    groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
+    scales = torch.randn(rows, int(groups[-1]) + 1, dtype=torch.float16)
+    found = pack_codes(kind, split(codes), split(scales), groups, gate)
+    assert found is not None
+    expected = pack_blocks(kind, in_blocks(kind, codes, scales, groups), gate=gate)
+    assert torch.equal(found.tensors[0], expected.tensors[0])
+    assert (found.struct.rows, found.struct.cols) == (rows, cols)
+
+
+@pytest.mark.parametrize("code", [127, 255])
+@pytest.mark.parametrize("place", [(0, 0), (33, 95)])
+def test_an_8_bit_float_that_is_no_number_is_seen(isa: str, code: int, place: tuple[int, int]) -> None:
+    codes = torch.full((40, 96), 126, dtype=torch.uint8)
+    scales = torch.ones(40, 1, dtype=torch.float16)
+    groups = torch.zeros(3, dtype=torch.int32)
+    assert pack_codes(FLOAT8, [codes], [scales], groups) is not None
+    codes[place] = code
+    assert pack_codes(FLOAT8, [codes], [scales], groups) is None
+    assert pack_codes(Q8_0, [codes], [scales], groups) is not None

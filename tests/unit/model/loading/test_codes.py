@@ -1,0 +1,60 @@
+"""Weights whose integers lie apart from their scales: which go to the kernels as they lie in files."""
+
+import pytest
+import torch
+
+from pagemill.model.kernels.linear_int import FLOAT8, FLOAT8_UNIT, Q4_0, Q8_0
+from pagemill.model.loading.codes import codes_of
+from pagemill.model.loading.nibble_weight import NibbleWeight
+from pagemill.model.loading.packed_weight import PackedWeight, neighbours
+
+SCALES = torch.tensor([[0.5, 1.0], [2.0, 0.25]])
+
+
+def nibbles(width: int = 128, size: int = 64, scales: torch.Tensor = SCALES) -> NibbleWeight:
+    pairs = torch.randint(0, 256, (2, width // 2), dtype=torch.uint8)
+    return NibbleWeight(pairs, scales, neighbours(width, size))
+
+
+def test_halves_of_bytes_are_taken_as_they_lie() -> None:
+    weight = nibbles()
+    codes = codes_of(weight)
+    assert codes is not None
+    assert codes.kind == Q4_0
+    assert codes.codes.data_ptr() == weight.pairs.data_ptr()
+    assert torch.equal(codes.scales, SCALES.half())
+    assert codes.groups.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("dtype", "kind", "unit"), [(torch.int8, Q8_0, 1), (torch.float8_e4m3fn, FLOAT8, FLOAT8_UNIT)])
+def test_bytes_are_taken_as_they_lie(dtype, kind, unit) -> None:
+    values = torch.randint(-100, 100, (2, 128)).to(dtype)
+    codes = codes_of(PackedWeight(8, values, SCALES, neighbours(128, 64)))
+    assert codes is not None
+    assert (codes.kind, codes.codes.data_ptr()) == (kind, values.data_ptr())
+    assert torch.equal(codes.scales, (SCALES * unit).half())
+
+
+def test_what_is_not_as_panels_have_it() -> None:
+    assert codes_of(torch.zeros(2, 128)) is None
+    assert codes_of(nibbles(size=48)) is None  # a block would have two scales
+    assert codes_of(nibbles(width=48)) is None
+    assert codes_of(nibbles(scales=SCALES * 1e6)) is None
+    values = torch.zeros(2, 128, dtype=torch.int8)
+    assert codes_of(PackedWeight(8, values, SCALES, neighbours(128, 64), zeros=torch.zeros_like(SCALES))) is None
+    assert codes_of(PackedWeight(4, values, SCALES, neighbours(128, 64))) is None
+
+
+def test_nibbles_are_what_they_are_unpacked() -> None:
+    weight = nibbles()
+    low, high = weight.pairs & 15, weight.pairs >> 4
+    plain = weight.unpacked()
+    assert torch.equal(plain.values[:, 0::2], low.to(torch.int8) - 8)
+    assert torch.equal(plain.values[:, 1::2], high.to(torch.int8) - 8)
+    assert torch.equal(weight.dequantized(torch.float32), plain.dequantized(torch.float32))
+    assert (weight.shape, len(weight)) == ((2, 128), 2)
+    turned = weight.with_rows(lambda rows: rows.flip(0))
+    assert torch.equal(turned.dequantized(torch.float32), plain.dequantized(torch.float32).flip(0))
+    stacked = weight.above([turned, plain])
+    assert isinstance(stacked, PackedWeight)
+    assert torch.equal(stacked.values, torch.cat([plain.values, plain.values.flip(0), plain.values]))
