@@ -52,13 +52,12 @@ test: $(VENV)/.stamp-dev ## every test but the GPU's and those that take minutes
 test-gpu: ## tests that need a GPU, with $(PYTHON) as it is: nothing is installed (docs/gpu.md)
 	PYTHONPATH=$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m pytest tests/gpu -m gpu -W default $(ARGS)
 
-nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice; the GPU kernels compiled; the wheel
+nightly: $(VENV)/.stamp-dev ## 100,000 random steps of scheduler and KV cache, others every day (SOUNDNESS_SEED= repeats a day); all schemas, twice; the GPU kernels compiled
 	SOUNDNESS_STEPS=$(or $(SOUNDNESS_STEPS),100000) SOUNDNESS_SEED=$(or $(SOUNDNESS_SEED),$(shell date +%Y%m%d)) \
 	  $(BIN)/pytest tests/unit/engine/test_soundness_random.py -s $(ARGS)
 	$(BIN)/python -m pagemill.artifacts.fetch $(DEFAULT_MODEL)
 	$(BIN)/pytest tests/conformance/test_structured_corpus.py -m "not gpu" $(ARGS)
 	$(BIN)/pytest tests -m nightly $(ARGS)
-	@$(MAKE) --no-print-directory wheel-test
 
 wheel: $(VENV)/.stamp-run ## wheels with the kernels compiled, for x86_64 and aarch64 as far as compilers are here, in dist/
 	$(BIN)/python tools/build_wheel.py --into dist
