@@ -1,7 +1,6 @@
 """Rules for every test run: says which tests were skipped for want of a browser, a model or a GPU, and in CI
 (CI=true) counts a test that skips for want of a browser or a model as failed."""
 
-import functools
 import gc
 import itertools
 import logging
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from _pytest.logging import catching_logs
 
 from pagemill.artifacts import aliases
 
@@ -32,33 +30,6 @@ NEEDS = {"browser": "Chromium", "model": "the embedded default model", "gpu": "a
 FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
 gc.disable()  # until all tests are collected: modules and tests are no garbage, and each pass looks at all of them
 NEVER_SKIPPED_IN_CI = ("browser", "model")
-
-
-@functools.lru_cache(maxsize=1)
-def _may_keep_records(count: int) -> list[logging.Logger]:
-    """Loggers whose records may not reach the root's handlers, of so many in all: no part of a library, but ours."""
-    named = logging.root.manager.loggerDict.items()
-    return [
-        logger
-        for name, logger in named
-        if isinstance(logger, logging.Logger) and ("." not in name or name.startswith(("pagemill.", "vllm.")))
-    ]
-
-
-def _attach(self: catching_logs) -> logging.Handler:
-    """`catching_logs.__enter__` without its look at hundreds of loggers, six times a test: a tenth of quick tests."""
-    if self.level is not None:
-        return ATTACH(self)
-    loggers = _may_keep_records(len(logging.root.manager.loggerDict))
-    self.attached_loggers += [logging.root, *(logger for logger in loggers if not logger.propagate)]
-    for logger in self.attached_loggers:
-        logger.addHandler(self.handler)
-    return self.handler
-
-
-ATTACH = catching_logs.__enter__
-if "attached_loggers" in getattr(catching_logs, "__slots__", ()):  # as pytest 9 has it
-    catching_logs.__enter__ = _attach
 
 
 @pytest.fixture
