@@ -89,6 +89,23 @@ def _w4a16(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     }
 
 
+def _gptq(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    return {
+        "qweight": noise.bytes(width // 8, rows * 4).view(torch.int32),
+        "qzeros": torch.full((width // GROUP, rows // 8), 0x77777777, dtype=torch.int32),
+        "scales": (noise.floats(width // GROUP, rows).abs() + 1e-3).half(),
+        "g_idx": (torch.arange(width) // GROUP).int(),
+    }
+
+
+def _awq(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    return {
+        "qweight": noise.bytes(width, rows // 2).view(torch.int32),
+        "qzeros": noise.bytes(width // GROUP, rows // 2).view(torch.int32),
+        "scales": (noise.floats(width // GROUP, rows).abs() + 1e-3).half(),
+    }
+
+
 def _fp8(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     return {"weight": noise.float8(rows, width), "weight_scale": noise.floats(rows, 1).abs() + 1e-3}
 
@@ -109,6 +126,8 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 _BY_TOKEN: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
 _INT4: Final = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
 _FLOAT8: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+_GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+_AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 _BLOCKS: Final = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]}
 
 
@@ -125,6 +144,8 @@ class Format:
 FOLDERS: Final = {
     "bf16": Format(SMALL, 2, _bf16),
     "w4a16": Format(LARGE, 0.5 + 2 / GROUP, _w4a16, _compressed("pack-quantized", _INT4, None)),
+    "gptq": Format(LARGE, 0.5 + 2 / GROUP, _gptq, _GPTQ),
+    "awq": Format(LARGE, 0.5 + 2 / GROUP, _awq, _AWQ),
     "fp8": Format(LARGE, 1, _fp8, _compressed("float-quantized", _FLOAT8, _BY_TOKEN)),
     "fp8_blocks": Format(LARGE, 1, _fp8_blocks, _BLOCKS),
 }

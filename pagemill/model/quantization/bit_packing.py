@@ -29,6 +29,20 @@ def unpack(packed: Tensor, bits: int, count: int | None = None) -> Tensor:
     return (values & (1 << bits) - 1).to(torch.uint8)
 
 
+def pairs(packed: Tensor, first: int, count: int) -> Tensor | None:
+    """[N, W] int32 of integers of 4 bits, side by side -> [N, count / 2] uint8: those from `first` on as they are, two
+    in a byte, the first in the lower half. None where they begin or end within a byte, or rows lie apart."""
+    if first % 2 or count % 2 or not packed.is_contiguous():
+        return None
+    return packed.view(torch.uint8)[:, first // 2 : (first + count) // 2]
+
+
+def first_read(wanted: range, bits: int, is_split: bool) -> int:
+    """Where the wanted integers begin in what was read of a row: all of it, or, `is_split`, only the words that hold
+    them, which is not done where integers lie over the ends of words."""
+    return wanted.start % (WORD // bits) if is_split and WORD % bits == 0 else wanted.start
+
+
 def unpack_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """The same, but whole integers in each word only: with 5 bits, 6 of them in each word and 2 bits unused."""
     per_word = WORD // bits

@@ -13,7 +13,7 @@ from pagemill.model.loading.nibble_weight import NibbleWeight
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import FLOATS, Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.bit_packing import WORD, centred, unpack
+from pagemill.model.quantization.bit_packing import WORD, centred, first_read, pairs, unpack
 from pagemill.model.quantization.interface import QuantMethod
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import ScaleGrid
@@ -96,10 +96,10 @@ class PackedIntegers(PackedMethod):
         tensors = only_tensors(stored)
         packed = tensors["weight_packed"]
         if scheme.bits == 4 and scheme.symmetric and not scheme.ordered and self.takes_blocks:
-            pairs = _pairs_of(packed, part.columns, part.splits_columns)
-            if pairs is not None:
+            nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
+            if nibbles is not None:
                 groups = scheme.grid.groups(part, packed.device)
-                return NibbleWeight(pairs, scheme.spread_scales(tensors, part), groups, scheme.inputs)
+                return NibbleWeight(nibbles, scheme.spread_scales(tensors, part), groups, scheme.inputs)
         values = _range_of(packed, scheme.bits, part.columns, part.splits_columns)
         groups = scheme.grid.groups(part, packed.device)
         if scheme.ordered:
@@ -164,21 +164,10 @@ class PackedFloats(PackedMethod):
         return PackedWeight(HALVES_BITS, values, scales, groups, inputs=scheme.inputs, halves=True)
 
 
-def _pairs_of(packed: Tensor, wanted: range, is_split: bool) -> Tensor | None:
-    """[N, W] int32 -> [N, wanted / 2] uint8, two integers of 4 bits each; None where they lie over the ends of bytes.
-    `is_split` as in `_range_of`."""
-    first = wanted.start % (WORD // 4) if is_split else wanted.start
-    if first % 2 or len(wanted) % 2 or not packed.is_contiguous():
-        return None
-    return packed.view(torch.uint8)[:, first // 2 : (first + len(wanted)) // 2]
-
-
 def _range_of(packed: Tensor, bits: int, wanted: range, is_split: bool) -> Tensor:
     """[N, W] int32 -> [N, wanted] int8 around 0. `is_split`: whether only the words that hold them were read, which
     begin before the first where that lies within one."""
-    first = wanted.start
-    if is_split and WORD % bits == 0:
-        first %= WORD // bits
+    first = first_read(wanted, bits, is_split)
     return centred(unpack(packed, bits, first + len(wanted))[:, first:], bits).contiguous()
 
 

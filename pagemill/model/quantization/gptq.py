@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
+from pagemill.model.loading.nibble_weight import NibbleWeight
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.bit_packing import WORD, centred, unpack
+from pagemill.model.quantization.bit_packing import WORD, centred, first_read, pairs, unpack
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
@@ -91,28 +92,23 @@ class GptqWeights(PackedMethod):
         tensors = only_tensors(stored)
         layout = self._layout
         bits = layout.bits
-        whole_words = WORD % bits == 0
-        first = part.columns.start
-        if part.splits_columns and whole_words:
-            first %= WORD // bits
-        values = unpack(tensors["qweight"].t(), bits, first + len(part.columns))[:, first:]
-        first = part.rows.start
-        if not part.splits_columns and whole_words:
-            first %= WORD // bits
+        first = first_read(part.rows, bits, not part.splits_columns)
         zeros = unpack(tensors["qzeros"], bits, first + len(part.rows))[:, first:].t()
         zeros = (zeros + layout.zero_offset & (1 << bits) - 1).contiguous()
-        groups = ScaleGrid(1, layout.group_size).groups(part, values.device)
+        all_central = bool((zeros == 1 << bits - 1).all())
+        scales = tensors["scales"].t().contiguous()
+        packed = tensors["qweight"].t().contiguous()
+        groups = ScaleGrid(1, layout.group_size).groups(part, packed.device)
         if layout.ordered:
             groups = tensors["g_idx"].long()
-        offset = 1 << bits - 1
-        all_central = bool((zeros == offset).all())
-        return PackedWeight(
-            bits,
-            centred(values.contiguous(), bits),
-            tensors["scales"].t().contiguous(),
-            groups,
-            None if all_central else centred(zeros, bits),
-        )
+        first = first_read(part.columns, bits, part.splits_columns)
+        if bits == 4 and all_central and not layout.ordered and self.takes_blocks:
+            nibbles = pairs(packed, first, len(part.columns))
+            if nibbles is not None:
+                return NibbleWeight(nibbles, scales, groups)
+        values = unpack(packed, bits, first + len(part.columns))[:, first:]
+        found = centred(values.contiguous(), bits)
+        return PackedWeight(bits, found, scales, groups, None if all_central else centred(zeros, bits))
 
 
 def make(request: QuantRequest) -> Quantization:
