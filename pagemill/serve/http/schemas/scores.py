@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, ValidationInfo, field_validator, model_validator
 
 from pagemill.errors import RequestError
 from pagemill.serve.http.schemas.completions import MAX_PROMPTS
@@ -14,11 +14,19 @@ from pagemill.utils.text import shown
 
 _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """What clients call the two sides: one of these pairs."""
+_NAMES = tuple(dict.fromkeys(name for pair in _PAIRS for name in pair))
+
+
+def _only(pair: tuple[str, str]) -> dict[str, Any]:
+    """The part of a JSON schema that asks for one pair of names, and for no other."""
+    return {"required": list(pair), "properties": {name: {"type": "null"} for name in _NAMES if name not in pair}}
 
 
 class ScoreBody(CuttingSidesBody):
     """One text or several, each compared with one of as many others; or one with all of them. The sides have one of
     four pairs of names: text_1 and text_2, queries and documents, queries and items, data_1 and data_2."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_only(pair) for pair in _PAIRS]})
 
     refused: ClassVar[Mapping[str, Refused]] = SCORES_REFUSED
 
@@ -33,16 +41,14 @@ class ScoreBody(CuttingSidesBody):
     use_activation: bool | None = None
     """Of a model that scores pairs: whether a logit becomes a probability."""
 
-    @field_validator(
-        *dict.fromkeys(name for pair in _PAIRS for name in pair), mode="plain", json_schema_input_type=Texts | None
-    )
+    @field_validator(*_NAMES, mode="plain", json_schema_input_type=Texts | None)
     @classmethod
     def _side(cls, value: Any, info: ValidationInfo) -> list[str] | None:
         return None if value is None else _texts(value, str(info.field_name))
 
     @model_validator(mode="after")
     def _one_pair(self) -> "ScoreBody":
-        given = {name for pair in _PAIRS for name in pair if getattr(self, name) is not None}
+        given = {name for name in _NAMES if getattr(self, name) is not None}
         first, second = self.fields
         for name in (first, second):
             if name not in given:
