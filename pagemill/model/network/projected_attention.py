@@ -62,7 +62,7 @@ class _Part:
 
     @property
     def growth(self) -> QueryGrowth | None:
-        """That of queries."""
+        """What queries are multiplied by at their positions, if anything."""
         function = None if self.grown is None else self.grown.function
         return function if isinstance(function, QueryGrowth) else None
 

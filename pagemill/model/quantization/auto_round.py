@@ -45,7 +45,7 @@ class AutoRound(Quantization):
         self._patterns = [(Names([f"re:.*{name.removeprefix('.*').removeprefix('^')}"]), name) for name in patterns]
 
     def method(self, module: str, role: Role) -> QuantMethod:
-        """See `Quantization`."""
+        """How the weight of a layer of that name is stored and computed."""
         if role in (Role.EMBEDDING, Role.ROUTER, Role.STACKED):
             return self._floats
         named = self._layers.get(module)

@@ -62,7 +62,7 @@ class Quark(Quantization):
             )
 
     def method(self, module: str, role: Role) -> QuantMethod:
-        """See `Quantization`."""
+        """How the weight of a layer of that name is stored and computed."""
         is_excluded = self._names.has(module) or any(fnmatchcase(module, name) for name in self._stars)
         if role not in (Role.LINEAR, Role.ROUTER) or is_excluded:
             return self._floats

@@ -11,7 +11,7 @@ SIDES = ("left", "right")
 
 
 class Cut(NamedTuple):
-    """Arguments of `InputProcessor.tokenize_cut`."""
+    """How many tokens of a prompt are kept, and of which end; arguments of `InputProcessor.tokenize_cut`."""
 
     most: int | None
     """Most tokens, special ones included; None: as many as the context has."""

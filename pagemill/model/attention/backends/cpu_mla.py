@@ -33,5 +33,5 @@ class CpuMlaBackend(CpuBackend):
 
     @staticmethod
     def cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """[num_blocks, block_size, D]."""
+        """Of a layer's cache: [num_blocks, block_size, D]."""
         return (num_blocks, spec.block_size, spec.head_size)

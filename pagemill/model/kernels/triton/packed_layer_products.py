@@ -202,7 +202,7 @@ def _summed(rows, w, sums):
 
 @gluon.constexpr_function
 def _tile(rows, w, stages):
-    """One step."""
+    """The next tile of the ring, times this warp's inputs, into the sums, and its place in the ring given back."""
     scales, sums, bars = (1024 * place for place in places(stages, rows, w)[:3])
     lines = [
         "mad.lo.u32 full, stage, 8, z;",
