@@ -41,7 +41,9 @@ class Sizes:
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Names in a layer, and shapes."""
-        hidden, inner, kv_rows = self.hidden, self.inner, self.kv_rows
+        hidden = self.hidden
+        inner = self.inner
+        kv_rows = self.kv_rows
         return {
             "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv_rows, hidden),
             "self_attn.v_proj": (kv_rows, hidden), "self_attn.o_proj": (hidden, hidden),

@@ -53,7 +53,8 @@ def _cast_bfloat16_by_its_bits() -> None:
     cast = builder.cast_impl
 
     def shift(self: Any, value: Any, kind: Any) -> Any:
-        of, to = value.dtype.scalar, kind.scalar
+        of = value.dtype.scalar
+        to = kind.scalar
         if of == tl.bfloat16 and to == tl.float32:
             return interpreter.TensorHandle((value.data.astype(np.uint32) << 16).view(np.float32), to)
         if of == tl.float32 and to == tl.bfloat16:

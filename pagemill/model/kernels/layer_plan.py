@@ -170,7 +170,8 @@ class PlanBuilder:
         """The norm of what is latent, rotary embedding, cache and attention, from queries [rotary + plain] of each head
         in one buffer, and what is kept, [rotary + latent], in another -> values of all heads."""
         layer = parts.layer
-        heads, size = layer.num_heads, layer.head_size
+        heads = layer.num_heads
+        size = layer.head_size
         rotary = parts.rope[0].shape[1]
         value = parts.expand.layers[0].out_features
         cache = keys_as_values(parts.cache)

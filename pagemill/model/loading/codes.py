@@ -33,9 +33,11 @@ def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
     of 32 inputs has several scales, or scales that 16-bit floats cannot hold."""
     unit = 1.0
     if isinstance(weight, NibbleWeight):
-        kind, codes = Q4_0, weight.pairs
+        kind = Q4_0
+        codes = weight.pairs
     elif isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
-        kind, codes = (FLOAT8 if weight.is_float else Q8_0), weight.values.view(torch.uint8)
+        kind = FLOAT8 if weight.is_float else Q8_0
+        codes = weight.values.view(torch.uint8)
         unit = FLOAT8_UNIT if weight.is_float else unit
     else:
         return None

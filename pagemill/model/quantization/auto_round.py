@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pagemill.errors import ModelError
 from pagemill.model.quantization.awq import AwqWeights
-from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names
+from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names, check_steps
 from pagemill.model.quantization.gptq import GptqLayout, GptqWeights
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
@@ -29,7 +29,6 @@ class AutoRound(Quantization):
 
     def __init__(self, config: Fields, floats: QuantMethod) -> None:
         """Raises ModelError for a configuration that is damaged, or asks for what is not supported."""
-        self._config = config
         self._floats = floats
         self._is_gptq = config.choose("packing_format", (None, GPTQ, AWQ)) != AWQ
         self._blocks = tuple(_blocks(config))
@@ -43,6 +42,7 @@ class AutoRound(Quantization):
             raise ModelError(f"{own.name} has {len(patterns)} patterns; at most {MAX_PATTERNS} are read")
         # Patterns may begin anywhere in a name.
         self._patterns = [(Names([f"re:.*{name.removeprefix('.*').removeprefix('^')}"]), name) for name in patterns]
+        check_steps([names for names, _ in self._patterns])
 
     def method(self, module: str, role: Role) -> QuantMethod:
         """How the weight of a layer of that name is stored and computed."""

@@ -11,7 +11,7 @@ from pagemill.errors import ModelError
 from pagemill.log import get_logger
 from pagemill.model.loading.packed_weight import Inputs
 from pagemill.model.quantization.compressed_layouts import PackedFloats, PackedIntegers, PlainNumbers, Scheme
-from pagemill.model.quantization.fields import MAX_PATTERNS, MAX_STEPS, Fields, Names
+from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names, check_steps
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
@@ -52,8 +52,7 @@ class CompressedTensors(Quantization):
                 f"quantization_config has {len(groups)} groups and {num_patterns} patterns; at most {_MAX_GROUPS} and "
                 f"{MAX_PATTERNS} are read"
             )
-        if sum(names.num_steps for names in listed) > MAX_STEPS:
-            raise ModelError(f"the {num_patterns} patterns in quantization_config could take long to match")
+        check_steps(listed)
 
     def method(self, module: str, role: Role) -> QuantMethod:
         kind = CLASSES.get(role)

@@ -2,7 +2,7 @@
 files list them. Knows no format."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagemill.errors import ModelError
@@ -86,6 +86,13 @@ class Names:
     def has(self, name: str) -> bool:
         """Whether the name is one of them."""
         return name in self.exact or any(pattern.match(name) for pattern in self.patterns)
+
+
+def check_steps(listed: Sequence[Names]) -> None:
+    """Raises ModelError where matching a name with all of their patterns could take long."""
+    if sum(names.num_steps for names in listed) > MAX_STEPS:
+        num_patterns = sum(len(names.patterns) for names in listed)
+        raise ModelError(f"the {num_patterns} patterns in quantization_config could take long to match")
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

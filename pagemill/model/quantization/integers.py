@@ -106,7 +106,8 @@ class Integers(QuantMethod):
             return None
         kind = found[0].kind
         kind = WIDE.get(kind.name, kind) if wide else kind
-        codes, scales = [one.codes for one in found], [one.scales for one in found]
+        codes = [one.codes for one in found]
+        scales = [one.scales for one in found]
         packed = pack_codes(kind, codes, scales, found[0].groups, GATES[gate], self._memory)
         return None if packed is None else PanelWeight(packed)
 

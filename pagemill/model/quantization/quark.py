@@ -13,7 +13,7 @@ from pagemill.errors import ModelError
 from pagemill.model.loading.packed_weight import Inputs
 from pagemill.model.loading.stored import StoredTensor
 from pagemill.model.quantization.compressed_layouts import PackedFloats, PlainNumbers, Scheme
-from pagemill.model.quantization.fields import MAX_PATTERNS, MAX_STEPS, Fields, Names
+from pagemill.model.quantization.fields import MAX_PATTERNS, Fields, Names, check_steps
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
@@ -56,10 +56,7 @@ class Quark(Quantization):
                 f"quantization_config has {len(stars) + len(self._names.patterns)} patterns; at most {MAX_PATTERNS}, "
                 f"with {_MAX_STARS} * in each, are read"
             )
-        if self._names.num_steps > MAX_STEPS:
-            raise ModelError(
-                f"the {len(self._names.patterns)} patterns in quantization_config could take long to match"
-            )
+        check_steps([self._names])
 
     def method(self, module: str, role: Role) -> QuantMethod:
         """How the weight of a layer of that name is stored and computed."""

@@ -73,6 +73,10 @@ def test_the_layout_of_awq() -> None:
         ({"extra_config": {DOWN: {"bits": 7}}}, "down_proj.bits=7"),
         ({"extra_config": {DOWN: 4}}, "down_proj=4"),
         ({"extra_config": {"(a+)+": {"bits": 8}}}, "could take long"),
+        (
+            {"extra_config": {f"a.*b.*{index}!": {"bits": 8} for index in range(100)}},
+            "the 100 patterns in quantization_config could take long",
+        ),
     ],
 )
 def test_what_is_not_supported_is_named(changes: dict[str, Any], field: str) -> None:
