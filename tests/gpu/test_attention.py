@@ -1,5 +1,6 @@
 """Attention on a GPU: every backend that is here against the definition, alone and in captured graphs."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -169,6 +170,23 @@ def test_a_graph_of_mixed_steps_follows_them(backend, shape, dependent):
         graph.replay()
         torch.cuda.synchronize()
         assert relative_error(result[: len(expected)], expected) < 1e-2
+
+
+@pytest.mark.parametrize("traits", TRAITS, ids=lambda traits: "-".join(traits) or "plain")
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rows_that_are_asked_for(batch, traits):
+    """The last ones of requests: they have the bits that they have among all rows."""
+    spec = AttentionLayerSpec(8, 2, 64, 0.125, **traits)
+    case = PagedCase(spec, BATCHES[batch], dtype=torch.bfloat16, device="cuda")
+    cache, impl = case.cache(TritonBackend), TritonBackend.impl(spec)
+    impl.tensors.sinks = case.sinks
+    common = dataclasses.replace(case.common(), asks_for_ends=True)
+    plan = TritonBackend.metadata_builder(spec, torch.device("cuda")).build(common)
+    rows = common.query_start[1:].long() - 1
+    everything = impl.forward(case.query, case.key, case.value, cache, plan)
+    asked = impl.forward(case.query, case.key, case.value, cache, impl.for_asked_rows(plan))
+    assert torch.equal(asked[rows], everything[rows])
+    assert relative_error(asked[rows], case.expected()[rows]) < 1e-2
 
 
 def test_many_requests_of_unequal_lengths():

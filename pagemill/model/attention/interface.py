@@ -96,6 +96,9 @@ class CommonAttentionMetadata:
     """More than 1: a step that goes on with all requests, and verifies drafts; none has more tokens than that."""
     batch_lens: BatchLens | None = None
     """As the host knows them; None: they may differ from one step to the next, as in captured graphs."""
+    asks_for_ends: bool = False
+    """Whether all rows that are asked for of the last layer are the last ones of their requests, as far as the host
+    knows."""
     replayed: bool = False
     """A decode batch that is part of a captured graph: whoever plans on the host was told of it (`before_replay`)."""
 
@@ -182,6 +185,11 @@ class AttentionImpl(ABC):
         query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
         latent_size, key is value too, and the result [T, H, latent_size].
         """
+
+    def for_asked_rows(self, metadata: Any) -> Any:
+        """The metadata with which `forward` may leave out rows that are not asked for, of which it then returns
+        anything; by default, that of all rows."""
+        return metadata
 
     def attend_latents(
         self, query: Tensor, kept: Tensor, kv_cache: Tensor, metadata: Any, weights: LatentWeights

@@ -113,8 +113,16 @@ class Attention(nn.Module):
             return None
         return self._impl.write_target(self._cache, current_forward().attention[self.name])
 
-    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, written: bool = False) -> Tensor:
-        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D]."""
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        written: bool = False,
+        asked_only: bool = False,
+    ) -> Tensor:
+        """query [T, H, D]; key, value [T, Hkv, D], None with a `kv_owner`, or when they are `written` -> [T, H, D].
+        `asked_only`: of its rows only those are read that are asked for of the last layer."""
         if (key is None) != (self.kv_owner is not None or written):
             raise PagemillError(f"{self.name} has kv_owner={self.kv_owner}, and key and value are for layers without")
         if torch.compiler.is_compiling():
@@ -124,7 +132,8 @@ class Attention(nn.Module):
             traced: Tensor = attention(query, key, value, self.name)
             return traced
         gap = current_gap()
-        return self.attend(query, key, value) if gap is None else gap(self.attend, query, key, value)
+        attend = self.attend_asked if asked_only else self.attend
+        return attend(query, key, value) if gap is None else gap(attend, query, key, value)
 
     def forward_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights) -> Tensor:
         """Of a layer that keeps latent vectors: query [T, H, rotary + plain], kept [T, 1, rotary + latent] -> [T, H *
@@ -146,3 +155,8 @@ class Attention(nn.Module):
     def attend(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
         """`forward`, with the plan of the current step, whatever is being captured or compiled."""
         return self._impl.forward(query, key, value, self.cache, current_forward().attention[self.name])
+
+    def attend_asked(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
+        """`attend`, where only the rows that are asked for are read."""
+        metadata = self._impl.for_asked_rows(current_forward().attention[self.name])
+        return self._impl.forward(query, key, value, self.cache, metadata)

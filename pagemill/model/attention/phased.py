@@ -103,6 +103,9 @@ class _PhasedImpl(AttentionImpl):
     def write_target(self, kv_cache: Tensor, metadata: PhasedMetadata) -> KVTarget | None:
         return self._of(metadata).write_target(kv_cache, metadata.plan)
 
+    def for_asked_rows(self, metadata: PhasedMetadata) -> PhasedMetadata:
+        return PhasedMetadata(metadata.decodes, self._of(metadata).for_asked_rows(metadata.plan))
+
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: PhasedMetadata
     ) -> Tensor:

@@ -54,6 +54,7 @@ from pagemill.model.network.operations import (
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
+    AttendSelected,
     ChainPair,
     Graph,
     HeadsAttend,
@@ -63,6 +64,7 @@ from pagemill.model.network.rewrite import (
     fuse_chains,
     fuse_gates,
     fuse_norms,
+    fuse_selection,
     fuse_sums,
     select_rows,
 )
@@ -71,7 +73,7 @@ from pagemill.model.quantization.interface import LinearWeight
 Function: TypeAlias = Callable[..., Any]
 """Of the tensors of an operation's inputs: the tensor that is its output, or a tuple of them."""
 
-FUSIONS = (fuse_gates, fuse_attention, fuse_sums, fuse_norms, fuse_chains)
+FUSIONS = (fuse_gates, fuse_attention, fuse_selection, fuse_sums, fuse_norms, fuse_chains)
 
 
 def fused(network: Network, *, selects: bool = False) -> Graph:
@@ -259,7 +261,7 @@ def _attend(op: Attend) -> Function:
     return attend
 
 
-def _heads_attend(op: HeadsAttend) -> Function:
+def _heads_attend(op: HeadsAttend, asked_only: bool = False) -> Function:
     layer = op.layer
     num_heads = op.heads.num_heads
     head_size = op.heads.head_size
@@ -270,16 +272,27 @@ def _heads_attend(op: HeadsAttend) -> Function:
         if norms is not None:
             query = _norm(query, norms[0])
             key = _norm(key, norms[1])
-        attended: Tensor = layer(query, key, value)
+        attended: Tensor = layer(query, key, value, asked_only=asked_only)
         return attended.reshape(len(qkv), -1)
 
     def attend(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         target = layer.write_target()
         query, key, value = ops.attention_inputs(qkv, num_heads, head_size, (cos, sin), norms, target)
-        attended: Tensor = layer(query, key, value, written=target is not None)
+        attended: Tensor = layer(query, key, value, written=target is not None, asked_only=asked_only)
         return attended.reshape(len(qkv), -1)
 
     return attend_unturned if op.rotary is None else attend
+
+
+def _attend_selected(op: AttendSelected) -> Function:
+    attend = _heads_attend(op.attend)
+    attend_asked = _heads_attend(op.attend, asked_only=True)
+
+    def run(*inputs: Tensor | None) -> Tensor:
+        *parts, rows = inputs
+        return attend(*parts) if rows is None else rows_at(attend_asked(*parts), rows)
+
+    return run
 
 
 def _latent_attend(op: LatentAttend) -> Function:
@@ -367,6 +380,7 @@ _FUNCTIONS: Mapping[type[Operation], Callable[[Any], Function]] = {
     ChainPair: _chain_pair,
     Attend: _attend,
     HeadsAttend: _heads_attend,
+    AttendSelected: _attend_selected,
     LatentAttend: _latent_attend,
 }
 """Kind of operation -> what computes one, given the operation."""

@@ -64,6 +64,14 @@ class HeadsAttend(Operation):
 
 
 @dataclass(eq=False)
+class AttendSelected(Operation):
+    """(the inputs of `attend`, rows) -> [L, H * D]: attention of which only the rows that are asked for are read; of
+    all rows where none are."""
+
+    attend: HeadsAttend
+
+
+@dataclass(eq=False)
 class LatentAttend(Operation):
     """(queries [T, H * (rotary + plain)], kept [T, rotary + latent], cos, sin) -> [T, H * value]: the norm of what is
     latent, rotary embedding, attention, by queries in the latent space or keys and values out of it. Both inputs may be
@@ -248,6 +256,18 @@ def _attention_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Oper
     rotary = turns[0].rotary if turns else None
     found = HeadsAttend(inputs, attend.outputs, attend.layer, heads, rotary, tuple(norm.layer for norm in norms))
     return found, {heads, *turns, *norms}
+
+
+def fuse_selection(graph: Graph) -> Graph:
+    """Attention with the selection of rows after it, of the last layer."""
+    fused: dict[Operation, Operation] = {}
+    gone: set[Operation] = set()
+    for op in graph.operations:
+        attend = graph.made_for_one(HeadsAttend, op.inputs[0]) if isinstance(op, Select) else None
+        if attend is not None and graph.follows(attend, op):
+            fused[op] = AttendSelected((*attend.inputs, *op.inputs[1:]), op.outputs, attend)
+            gone.add(attend)
+    return _replaced(graph, fused, gone)
 
 
 def _latent_inputs(graph: Graph, attend: Attend) -> tuple[Operation, set[Operation]] | None:

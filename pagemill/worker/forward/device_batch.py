@@ -91,6 +91,7 @@ class DeviceBatch:
             min_query_len=bounds.min_query_len,
             decode_len=bounds.decode_len,
             batch_lens=bounds.lens,
+            asks_for_ends=bounds.asks_for_ends,
         )
 
     def decode_on_host(self, num_rows: int, positions: Int64Array, group: int) -> StepOnHost:

@@ -80,17 +80,27 @@ class BatchBounds:
     """As in `CommonAttentionMetadata`."""
     lens: BatchLens | None = field(default=None, compare=False)
     """Of this batch alone."""
+    asks_for_ends: bool = False
+    """As in `CommonAttentionMetadata`."""
 
     @classmethod
     def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "BatchBounds":
         """Of this batch alone."""
         lengths = np.diff(batch.query_start)
         lens = BatchLens(batch.query_start, batch.seq_lens)
-        return cls(batch.num_tokens, int(lengths.min()), int(lengths.max()), batch.max_seq_len, shared, lens=lens)
+        return cls(
+            batch.num_tokens,
+            int(lengths.min()),
+            int(lengths.max()),
+            batch.max_seq_len,
+            shared,
+            lens=lens,
+            asks_for_ends=bool(np.isin(batch.logits_index, batch.query_start[1:] - 1).all()),
+        )
 
     def verifying(self, decode_len: int) -> "BatchBounds":
         """`decode_len`: where all requests go on and verify drafts; 0: they do not all."""
-        return replace(self, decode_len=decode_len or 1)
+        return replace(self, decode_len=decode_len or 1, asks_for_ends=False)
 
 
 class MixedShape(NamedTuple):
@@ -253,7 +263,7 @@ def _parts(
         (batch.slots, pad_slot),
         (batch.query_start, batch.num_tokens),
         (batch.seq_lens, 0),
-        (batch.logits_index, 0),
+        (batch.logits_index, batch.num_tokens - 1),  # a row that is computed, whatever else is not
         (batch.sampled_slots, pad_slot),
         (batch.sampled_positions, 0),
     )

@@ -40,7 +40,8 @@ class PromptPlan:
     records: Tensor
     """[tiles, RECORD] int32: what each tile is."""
     first_tile: Tensor
-    """[R + 1] int32."""
+    """[num_requests + 1] int32, of which the last is the number of tiles."""
+    num_requests: int
     num_tiles: int
     """Most that there may be."""
 
@@ -80,7 +81,24 @@ def plan(
     launch.on(sort_prompts, (num_tiles,))(
         ordered, found, first_tile, common.num_requests, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
-    return PromptPlan(ordered, first_tile, num_tiles)
+    return PromptPlan(ordered, first_tile, common.num_requests, num_tiles)
+
+
+def plan_ends(
+    spec: AttentionLayerSpec, common: CommonAttentionMetadata, records: Tensor, decode_tokens: int
+) -> PromptPlan:
+    """Of every request with more than `decode_tokens` tokens, the tile with its last one. `records`, int32, has room
+    for a record for each request, and for one more: the number of tiles."""
+    from pagemill.model.kernels.triton import launch  # deferred: triton
+    from pagemill.model.kernels.triton.prompt_attention import plan_last_tiles
+
+    total, found = records[:1], records[RECORD:]
+    launch.on(plan_last_tiles, (common.num_requests,))(
+        found, total, common.query_start, common.seq_lens, common.num_requests, DECODE_TOKENS=decode_tokens,
+        TILE_TOKENS=ROWS // (spec.num_heads // spec.num_kv_heads), PAGE=common.block_size, WINDOW=spec.window or 0,
+        CHUNK=spec.chunk_size or 0, PDL=launch.dependent(), **launch.options(4),
+    )  # fmt: skip
+    return PromptPlan(found, total, 0, common.num_requests)
 
 
 def attend(
@@ -98,7 +116,7 @@ def attend(
     launch.on(attend_to_prompts, (programs,))(
         cache_map(kv_cache, box), query_map(query, spec.num_heads // spec.num_kv_heads), output,
         output if sinks is None else sinks, prompts.records, common.block_table,
-        prompts.first_tile, common.num_requests, spec.scale * LOG2_E, spec.soft_cap or 1.0,
+        prompts.first_tile, prompts.num_requests, spec.scale * LOG2_E, spec.soft_cap or 1.0,
         kv_cache.stride(0) // width, kv_cache.stride(1) // width, common.block_table.stride(0),
         output.stride(0), output.stride(1),
         HKV=spec.num_kv_heads, GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, KEYS=size.keys,

@@ -97,6 +97,8 @@ class TritonMetadata:
     cascade: Cascade | None = None
     prompts: hopper_prompts.PromptPlan | None = None
     """How the tiles are attended to on Hopper GPUs; None: by the kernel for all devices."""
+    ends: hopper_prompts.PromptPlan | None = None
+    """Those of them that have rows that are asked for, where the host knows which have; None: any may have."""
 
 
 class TritonBuilder(MetadataBuilder):
@@ -132,6 +134,7 @@ class TritonBuilder(MetadataBuilder):
         if self._has_prompts:
             self._prefill = replace(self._prefill, rows=hopper_prompts.ROWS)
         self._records: dict[int, Tensor] = {}
+        self._end_records: dict[int, Tensor] = {}
 
     def build(self, common: CommonAttentionMetadata) -> TritonMetadata:
         if common.decode_len > self.decode_tokens:
@@ -162,9 +165,10 @@ class TritonBuilder(MetadataBuilder):
         alone = _merges_alone(partial, self._decode, requests)
         merges = cascade is not None or not (alone or requests + budget <= FEW_PARTS * requests)
         prompts = self._plan_prompts(common, tiles, num_tiles) if num_tiles and self._has_prompts else None
+        ends = self._plan_ends(common) if prompts and common.asks_for_ends else None
         return TritonMetadata(
             common, splits, tiles, partial, arrived, merges, num_splits, num_tiles, self._decode, self._prefill,
-            cascade, prompts,
+            cascade, prompts, ends,
         )  # fmt: skip
 
     def _plan_prompts(self, common: CommonAttentionMetadata, tiles: Items, count: int) -> hopper_prompts.PromptPlan:
@@ -172,6 +176,12 @@ class TritonBuilder(MetadataBuilder):
         if most not in self._records:
             self._records[most] = self._ints(2 * most * hopper_prompts.RECORD)
         return hopper_prompts.plan(self.spec, common, self._records[most], tiles.first, tiles.request, count)
+
+    def _plan_ends(self, common: CommonAttentionMetadata) -> hopper_prompts.PromptPlan:
+        most = power_of_two(common.num_requests)
+        if most not in self._end_records:
+            self._end_records[most] = self._ints((1 + most) * hopper_prompts.RECORD)
+        return hopper_prompts.plan_ends(self.spec, common, self._end_records[most], self.decode_tokens)
 
     def _for(self, decode_tokens: int) -> "TritonBuilder":
         if decode_tokens not in self._verifying:
@@ -250,6 +260,9 @@ class TritonImpl(AttentionImpl):
         tensors = self.tensors
         slots = metadata.common.slot_mapping
         return KVTarget(kv_cache[:, 0], kv_cache[:, 1], slots, tensors.key_scale, tensors.value_scale)
+
+    def for_asked_rows(self, metadata: TritonMetadata) -> TritonMetadata:
+        return metadata if metadata.ends is None else replace(metadata, prompts=metadata.ends)
 
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: TritonMetadata

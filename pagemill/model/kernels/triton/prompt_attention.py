@@ -28,7 +28,7 @@ from a block's beginning to an end, the request, and the request's number of tok
 SWIZZLED = 64
 """Elements of two bytes that shared memory keeps side by side."""
 LANES = tl.constexpr(256)
-"""Tiles that a program of sort_prompts looks at together."""
+"""Tiles that a program of sort_prompts looks at together, and requests that one of plan_last_tiles does."""
 LOG2_E = gl.constexpr(1.4426950408889634)
 
 
@@ -49,14 +49,50 @@ def plan_prompts(
         return
     position = seq_len - query_len + tile
     count = tl.minimum(query_len - tile, TILE_TOKENS)
-    place = records + item * RECORD
-    tl.store(place, token_begin + tile)
+    first = first_seen(position, WINDOW, CHUNK) // PAGE * PAGE
+    _store_record(records + item * RECORD, token_begin + tile, count, position, first, request, seq_len)
+
+
+@triton.jit
+def _store_record(place, token, count, position, first, request, seq_len):
+    tl.store(place, token)
     tl.store(place + 1, count)
     tl.store(place + 2, position)
-    tl.store(place + 3, first_seen(position, WINDOW, CHUNK) // PAGE * PAGE)
+    tl.store(place + 3, first)
     tl.store(place + 4, position + count)
     tl.store(place + 5, request)
     tl.store(place + 6, seq_len)
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def plan_last_tiles(
+    records, total, query_start, seq_lens, num_requests,
+    DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program per request: the record of its last tile, if it has more than DECODE_TOKENS tokens, behind those of the
+    requests before it; and to `total`, [1] int32, how many records there are."""
+    begin_kernel(PDL)
+    me = tl.program_id(0)
+    lanes = tl.arange(0, LANES)
+    before = tl.zeros([LANES], tl.int32)
+    for part in tl.range(0, tl.cdiv(me, LANES)):
+        others = part * LANES + lanes
+        real = others < me
+        begin = tl.load(query_start + others, real, other=0)
+        end = tl.load(query_start + others + 1, real, other=0)
+        before += (end - begin > DECODE_TOKENS).to(tl.int32)
+    place = tl.sum(before, 0)
+    token_begin = tl.load(query_start + me)
+    query_len = tl.load(query_start + me + 1) - token_begin
+    seq_len = tl.load(seq_lens + me)
+    if query_len > DECODE_TOKENS:
+        tile = (query_len - 1) // TILE_TOKENS * TILE_TOKENS
+        position = seq_len - query_len + tile
+        first = first_seen(position, WINDOW, CHUNK) // PAGE * PAGE
+        _store_record(records + place * RECORD, token_begin + tile, query_len - tile, position, first, me, seq_len)
+    if me == num_requests - 1:
+        tl.store(total, place + (query_len > DECODE_TOKENS).to(tl.int32))
 
 
 @triton.jit(do_not_specialize=["num_requests"])

@@ -18,6 +18,7 @@ from pagemill.model.network.operations import (
 )
 from pagemill.model.network.rewrite import (
     AddNorm,
+    AttendSelected,
     ChainPair,
     Graph,
     HeadsAttend,
@@ -29,6 +30,7 @@ from pagemill.model.network.rewrite import (
     fuse_chains,
     fuse_gates,
     fuse_norms,
+    fuse_selection,
     fuse_sums,
     include_gates,
     select_rows,
@@ -54,7 +56,7 @@ def kinds(graph: Graph) -> list[type]:
 def fused(net: Network, result: Value, *, selects: bool = False) -> Graph:
     graph = Graph(net.operations, result)
     graph = select_rows(graph) if selects else graph
-    for fuse in (fuse_gates, fuse_attention, fuse_sums, fuse_norms):
+    for fuse in (fuse_gates, fuse_attention, fuse_selection, fuse_sums, fuse_norms):
         graph = fuse(graph)
     return graph
 
@@ -243,6 +245,20 @@ def test_attention_without_rotary_embedding():
         assert kinds(graph) == [Multiply, HeadsAttend, Multiply]
         assert graph.operations[1].rotary is None
         assert len(graph.operations[1].norms) == 2 * normed
+
+
+def test_attention_whose_rows_are_selected():
+    for read_twice in (False, True):
+        net = Network({})
+        query, key, value = net.heads(net.linear(net.inputs, layer()), 4, 8)
+        attended = net.attend(query, key, value, layer())
+        result = net.linear(attended, layer())
+        if read_twice:
+            result = result + net.call(max, attended)
+        graph = fused(net, result, selects=True)
+        assert (AttendSelected in kinds(graph)) != read_twice
+        if not read_twice:
+            assert graph.operations[1].inputs == (*graph.operations[1].attend.inputs, net.rows)
 
 
 def test_experts_are_routed_applied_and_summed_over_ranks():

@@ -39,7 +39,7 @@ def test_what_is_packed_is_what_the_parts_are():
     assert told.slots.tolist() == [4, 1, 7, PAD, PAD]
     assert told.query_start.tolist() == [0, 3, 4, 6, 6, 6]
     assert told.seq_lens.tolist() == [5, 12, 2, 0, 0]
-    assert told.logits_index.tolist() == [2, 3, 0, 0, 0]
+    assert told.logits_index.tolist() == [2, 3, 5, 5, 5]
     assert told.sampled_slots.tolist() == [4, 1, PAD, PAD, PAD]
     assert told.sampled_positions.tolist() == [5, 12, 0, 0, 0]
 
@@ -89,7 +89,8 @@ def test_parts_are_views_that_kernels_may_read_by_sixteen_bytes():
 
 
 def test_the_extent_of_a_batch_and_of_all_that_are_padded_to_a_shape():
-    assert BatchBounds.of(batch()) == BatchBounds(6, 1, 3, 12)
+    assert BatchBounds.of(batch()) == BatchBounds(6, 1, 3, 12, asks_for_ends=True)
+    assert BatchBounds.of(drafted()) == BatchBounds(6, 1, 3, 12), "rows in the middle of a request are read, too"
     assert MixedShape(8, 5).bounds == BatchBounds(8, 0, 8, None)
     assert MixedShape(8, 1).bounds == BatchBounds(8, 2, 8, None), "one request with one token decodes"
     assert MixedShape(1, 1).bounds.min_query_len == 0

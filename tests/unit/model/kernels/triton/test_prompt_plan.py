@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
-from pagemill.model.attention.backends.hopper_prompts import RECORD, plan
+from pagemill.model.attention.backends.hopper_prompts import RECORD, plan, plan_ends
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.kernels.triton.gated_prompts import share_of_use
 from tests.fakes.paged_attention import PagedCase
@@ -53,6 +53,27 @@ def test_a_window():
 
 def test_chunks():
     assert records_of(chunk_size=64) == expected(lambda position: position // 64 * 64)
+
+
+@pytest.mark.parametrize("traits", [{}, {"window": 50}, {"chunk_size": 64}])
+@pytest.mark.parametrize("decode_tokens", [1, 5])
+def test_the_last_tiles(traits, decode_tokens):
+    spec = AttentionLayerSpec(16, 4, 128, 0.1, **traits)
+    common = PagedCase(spec, REQUESTS, dtype=torch.bfloat16, device=DEVICE).common()
+    room = torch.full(((len(REQUESTS) + 1) * RECORD,), -1, dtype=torch.int32, device=DEVICE)
+    found = plan_ends(spec, common, room, decode_tokens)
+    last = {record[5]: record for record in sorted(records_of(**traits)) if REQUESTS[record[5]][0] > decode_tokens}
+    count = found.first_tile[found.num_requests]
+    assert found.records.view(-1, RECORD)[:count, :7].tolist() == list(last.values())
+
+
+def test_the_last_tiles_of_many_requests():
+    spec = AttentionLayerSpec(16, 4, 128, 0.1)
+    common = PagedCase(spec, [(1, 3), (2, 3)] * 300, dtype=torch.bfloat16, device=DEVICE).common()
+    room = torch.full((601 * RECORD,), -1, dtype=torch.int32, device=DEVICE)
+    found = plan_ends(spec, common, room, 1)
+    assert found.first_tile[0] == 300
+    assert found.records.view(-1, RECORD)[:300, 5].tolist() == list(range(1, 600, 2))
 
 
 @pytest.mark.parametrize(
