@@ -1,4 +1,4 @@
-"""Quantized checkpoints of a real model on a CPU: speed beside the GGUF file they are made from, perplexity, a chat.
+"""Quantized checkpoints of a real model on a CPU or GPU: speed beside the GGUF file they are made from, perplexity, a chat.
 
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure perplexity chat
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure speed [--rounds 7]
@@ -157,11 +157,18 @@ def in_bfloat16(path: Path) -> None:
     )
 
 
-def speeds(models: dict[str, tuple[Path, str | None]], rounds: int) -> dict[str, list[float]]:
+def speeds(models: dict[str, tuple[Path, str | None]], rounds: int, device: str) -> dict[str, list[float]]:
     """Tokens/s of one sequence in each of the rounds, in which the models take turns."""
     drafts = {"method": "none"}  # how many are right depends on what a model says
     engines = {
-        name: LLM(str(path), quantization=quantization, dtype="bfloat16", max_model_len=512, speculative_config=drafts)
+        name: LLM(
+            str(path),
+            quantization=quantization,
+            max_model_len=512,
+            max_num_seqs=1,
+            speculative_config=drafts,
+            **_on(device),
+        )
         for name, (path, quantization) in models.items()
     }
     params = SamplingParams(max_tokens=128, temperature=0, ignore_eos=True)
@@ -181,11 +188,16 @@ def measure_speed(gguf: Path, stored: Path, args: argparse.Namespace) -> dict[st
     models = {"Q4_1": (gguf, None), "stored": (stored, None), "int8": (stored, "int8")}
     if args.beside:
         models = {"stored": (stored, None), "beside": (checkpoint(gguf, args.folder, args.beside)[0], None)}
-    found = speeds(models, args.rounds)
+    found = speeds(models, args.rounds, args.device)
     medians = {name: statistics.median(rates) for name, rates in found.items()}
     if args.beside:
         return {"beside": {args.beside: _ratio(found["stored"], found["beside"]), "speed": medians}}
     return {"speed": medians, "ratio": {name: _ratio(found[name], found["Q4_1"]) for name in found}}
+
+
+def _on(device: str) -> dict[str, Any]:
+    """Settings with which several engines fit on a device."""
+    return {"dtype": "bfloat16", "device": device} | ({"gpu_memory_utilization": 0.2} if device == "cuda" else {})
 
 
 def _ratio(rates: list[float], of: list[float]) -> float:
@@ -195,19 +207,21 @@ def _ratio(rates: list[float], of: list[float]) -> float:
 def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Of the dequantized weights, and what the checkpoint's is above it in percent, with one standard deviation."""
     token_ids = load_tokenizer(plain).encode(TEXT.read_text())[: args.tokens]
-    reference = token_losses(plain, Settings("float32", None), token_ids, args.window, args.shifts)
+    exact = Settings("float32", None, device=args.device)
+    reference = token_losses(plain, exact, token_ids, args.window, args.shifts)
     found: dict[str, Any] = {"perplexity": float(reference.mean().exp()), "tokens": len(token_ids)}
     for name, setting in (("stored", None), ("int8", "int8")):
-        change = token_losses(stored, Settings("bfloat16", setting), token_ids, args.window, args.shifts) - reference
+        settings = Settings("bfloat16", setting, device=args.device)
+        change = token_losses(stored, settings, token_ids, args.window, args.shifts) - reference
         percent, error = change.mean().expm1() * 100, change.std() / len(change) ** 0.5 * 100
         found[f"{name} percent"] = [float(percent), float(error)]
     return found
 
 
-def measure_chat(stored: Path, plain: Path) -> dict[str, Any]:
+def measure_chat(stored: Path, plain: Path, device: str) -> dict[str, Any]:
     """Greedy answers, and how many of their tokens are those of the dequantized weights."""
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
-    engine = LLM(str(stored), dtype="bfloat16", max_model_len=1024)
+    engine = LLM(str(stored), max_model_len=1024, **_on(device))
     told: list[dict[str, str]] = []
     read = []
     for question in QUESTIONS:
@@ -215,7 +229,7 @@ def measure_chat(stored: Path, plain: Path) -> dict[str, Any]:
         answer = engine.chat(told, params, use_tqdm=False)[0]
         told.append({"role": "assistant", "content": answer.outputs[0].text})
         read.append((list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)))
-    other = LLM(str(plain), dtype="bfloat16", max_model_len=1024)
+    other = LLM(str(plain), max_model_len=1024, **_on(device))
     likeliest = SamplingParams(max_tokens=1, temperature=0)
     agreed = 0
     for prompt, tokens in read:
@@ -256,6 +270,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512, help="tokens that are read together")
     parser.add_argument("--shifts", type=int, default=1, help="repetitions in windows that begin elsewhere")
     parser.add_argument("--rounds", type=int, default=7, help="of the speeds, in which the models take turns")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     if bool(args.format) != (args.measure is not None) or not (args.format or args.table):
         parser.error("give --format and --measure, or --table")
@@ -270,7 +285,8 @@ def main() -> None:
             if what == "perplexity":
                 row |= measure_perplexity(stored, plain, args)
             else:
-                row |= measure_chat(stored, plain) if what == "chat" else measure_speed(model, stored, args)
+                chat = what == "chat"
+                row |= measure_chat(stored, plain, args.device) if chat else measure_speed(model, stored, args)
             kept.write_text(json.dumps(results, indent=1))
         print(json.dumps({args.format: row}, indent=1))
     if args.table:

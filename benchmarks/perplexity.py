@@ -20,14 +20,9 @@ from pathlib import Path
 import gguf
 import torch
 
-from pagemill.artifacts.describe import describe, locate
-from pagemill.messages.kv_spec import cache_dtype
-from pagemill.model.factory import load_model
-from pagemill.platforms.cpu import CpuPlatform
+from pagemill import LLM, SamplingParams
+from pagemill.artifacts.describe import locate
 from pagemill.tokenizers.load import load_tokenizer
-from pagemill.utils.timing import PhaseTimer
-from tests.fakes.configs import cache_config, model_config
-from tests.fakes.paged import PagedModel
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
 
@@ -39,24 +34,31 @@ class Settings:
     dtype: str
     quantization: str | None
     kv_cache_dtype: str = "auto"
+    device: str = "cpu"
 
 
 def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int, shifts: int) -> torch.Tensor:
     """Negative log-likelihood of every token, the mean over the windows in which it has one before it."""
-    facts = describe(str(path), path)
-    config = model_config(str(path), dtype=settings.dtype, max_model_len=2048, quantization=settings.quantization)
-    cache = cache_config(kv_cache_dtype=settings.kv_cache_dtype)
-    model = PagedModel(
-        load_model(facts, config, CpuPlatform(), PhaseTimer(), cache=cache),
-        cache_dtype(settings.kv_cache_dtype, settings.dtype),
+    engine = LLM(
+        str(path),
+        dtype=settings.dtype,
+        max_model_len=2048,
+        quantization=settings.quantization,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        device=settings.device,
+        max_num_seqs=1,
+        gpu_memory_utilization=0.3,
+        enforce_eager=True,
     )
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
     for shift in range(shifts):
         bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
         for begin, end in itertools.pairwise(bounds):
             part = token_ids[begin:end]
-            scores = model.logits(part)[:-1].float().log_softmax(-1)
-            sums[begin + 1 : end] -= scores[torch.arange(len(part) - 1), torch.tensor(part[1:])]
+            (scored,) = engine.generate([{"prompt_token_ids": part}], params, use_tqdm=False)
+            found = zip(part[1:], scored.prompt_logprobs[1:], strict=True)
+            sums[begin + 1 : end] -= torch.tensor([of_token[token].logprob for token, of_token in found])
             counts[begin + 1 : end] += 1
     return sums[counts > 0] / counts[counts > 0]
 
