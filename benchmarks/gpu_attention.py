@@ -26,7 +26,7 @@ from pagemill.model.attention.backends.flashinfer import FlashInferBackend
 from pagemill.model.attention.backends.triton_attn import TritonBackend, TritonBuilder
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.flash_providers import providers
-from pagemill.model.attention.interface import AttentionBackend, CommonAttentionMetadata
+from pagemill.model.attention.interface import AttentionBackend, BatchLens, CommonAttentionMetadata
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.attention_tiles import CANDIDATES, Tiles, tiles_for
 
@@ -93,6 +93,7 @@ class Case:
         self.common = CommonAttentionMetadata(
             start.to(DEVICE), lens.to(DEVICE), table, torch.zeros(0, dtype=torch.int64, device=DEVICE), work.batch,
             work.batch * work.query, work.query, work.context, BLOCK, start, lens,
+            batch_lens=BatchLens(start.numpy(), lens.numpy()),
         )  # fmt: skip
 
     @property

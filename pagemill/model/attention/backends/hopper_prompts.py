@@ -14,6 +14,11 @@ LOG2_E = 1.4426950408889634
 ROWS = 128
 RECORD = 8
 """Rows of a tile, and numbers that say what it is, as in prompt_attention.py."""
+BYTES_OF_TOKEN = 2 * 2
+"""For each element of a head: of its key and its value."""
+L2_SHARE = 20 << 20
+"""Bytes of keys and values that programs read at the same time; the L2 cache has 50 MB, in two halves that both keep
+what both read."""
 _GROUPS = (1, 2, 4, 8, 16)
 """Query heads of a key head: the copy engine fetches boxes whose sizes are powers of two."""
 
@@ -44,6 +49,10 @@ class PromptPlan:
     num_requests: int
     num_tiles: int
     """Most that there may be."""
+    counter: Tensor
+    """[1] int32: of the work, how much has been taken."""
+    heads_at_once: int
+    """Key heads to which programs attend at the same time."""
 
 
 def takes(spec: AttentionLayerSpec, device: torch.device) -> bool:
@@ -68,37 +77,52 @@ def plan(
     tile_request: Tensor, num_tiles: int,
 ) -> PromptPlan:  # fmt: skip
     """From the tiles of a step, as attention_plan.plan_items leaves them. `records`, int32, has room for two records
-    for each tile: as found, and sorted."""
+    for each tile, as found and sorted, and for one more: the counter."""
     from pagemill.model.kernels.triton import launch  # deferred: triton
     from pagemill.model.kernels.triton.prompt_attention import plan_prompts, sort_prompts
 
-    ordered, found = records.view(2, -1, RECORD)
+    counter = records[:1]
+    ordered, found = records[RECORD:].view(2, -1, RECORD)
     launch.on(plan_prompts, (num_tiles,))(
-        found, common.query_start, common.seq_lens, first_tile, tile_request, common.num_requests,
+        found, counter, common.query_start, common.seq_lens, first_tile, tile_request, common.num_requests,
         TILE_TOKENS=ROWS // (spec.num_heads // spec.num_kv_heads), PAGE=common.block_size, WINDOW=spec.window or 0,
         CHUNK=spec.chunk_size or 0, PDL=launch.dependent(), **launch.options(1),
     )  # fmt: skip
     launch.on(sort_prompts, (num_tiles,))(
         ordered, found, first_tile, common.num_requests, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
-    return PromptPlan(ordered, first_tile, common.num_requests, num_tiles)
+    return PromptPlan(ordered, first_tile, common.num_requests, num_tiles, counter, _heads_at_once(spec, common))
 
 
 def plan_ends(
     spec: AttentionLayerSpec, common: CommonAttentionMetadata, records: Tensor, decode_tokens: int
 ) -> PromptPlan:
     """Of every request with more than `decode_tokens` tokens, the tile with its last one. `records`, int32, has room
-    for a record for each request, and for one more: the number of tiles."""
+    for a record for each request, and for one more: the number of tiles, and the counter."""
     from pagemill.model.kernels.triton import launch  # deferred: triton
     from pagemill.model.kernels.triton.prompt_attention import plan_last_tiles
 
-    total, found = records[:1], records[RECORD:]
+    total = records[:1]
+    counter = records[4:5]  # at an address of whole 16 bytes, like all others
+    found = records[RECORD:]
     launch.on(plan_last_tiles, (common.num_requests,))(
-        found, total, common.query_start, common.seq_lens, common.num_requests, DECODE_TOKENS=decode_tokens,
+        found, total, counter, common.query_start, common.seq_lens, common.num_requests, DECODE_TOKENS=decode_tokens,
         TILE_TOKENS=ROWS // (spec.num_heads // spec.num_kv_heads), PAGE=common.block_size, WINDOW=spec.window or 0,
         CHUNK=spec.chunk_size or 0, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
-    return PromptPlan(found, total, 0, common.num_requests)
+    return PromptPlan(found, total, 0, common.num_requests, counter, spec.num_kv_heads)
+
+
+def _heads_at_once(spec: AttentionLayerSpec, common: CommonAttentionMetadata) -> int:
+    """As many as keep their keys and values in the L2 cache, if there is such a number of them; where the host does not
+    know lengths, all: then there are few tokens."""
+    heads = spec.num_kv_heads
+    if common.batch_lens is None:
+        return heads
+    size = int(common.batch_lens.seq_lens.sum()) * spec.head_size * BYTES_OF_TOKEN
+    while heads % 2 == 0 and heads * size > L2_SHARE:
+        heads //= 2
+    return heads
 
 
 def attend(
@@ -115,8 +139,8 @@ def attend(
     programs = min(num_processors(query.device), prompts.num_tiles * spec.num_kv_heads)
     launch.on(attend_to_prompts, (programs,))(
         cache_map(kv_cache, box), query_map(query, spec.num_heads // spec.num_kv_heads), output,
-        output if sinks is None else sinks, prompts.records, common.block_table,
-        prompts.first_tile, prompts.num_requests, spec.scale * LOG2_E, spec.soft_cap or 1.0,
+        output if sinks is None else sinks, prompts.records, prompts.counter, common.block_table,
+        prompts.first_tile, prompts.num_requests, prompts.heads_at_once, spec.scale * LOG2_E, spec.soft_cap or 1.0,
         kv_cache.stride(0) // width, kv_cache.stride(1) // width, common.block_table.stride(0),
         output.stride(0), output.stride(1),
         HKV=spec.num_kv_heads, GROUP=spec.num_heads // spec.num_kv_heads, HEAD=spec.head_size, KEYS=size.keys,

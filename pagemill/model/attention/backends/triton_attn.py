@@ -174,7 +174,7 @@ class TritonBuilder(MetadataBuilder):
     def _plan_prompts(self, common: CommonAttentionMetadata, tiles: Items, count: int) -> hopper_prompts.PromptPlan:
         most = len(tiles.request)
         if most not in self._records:
-            self._records[most] = self._ints(2 * most * hopper_prompts.RECORD)
+            self._records[most] = self._ints((2 * most + 1) * hopper_prompts.RECORD)
         return hopper_prompts.plan(self.spec, common, self._records[most], tiles.first, tiles.request, count)
 
     def _plan_ends(self, common: CommonAttentionMetadata) -> hopper_prompts.PromptPlan:

@@ -16,7 +16,7 @@ from pagemill.model.kernels.gpu_facts import num_processors
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gluon_launch import let_next_start, wait_for_inputs
 from pagemill.model.kernels.triton.mla_prompts import RECORD, Carried
-from pagemill.model.kernels.triton.prompt_attention import LOG2_E, SWIZZLED, clean, item_of, num_mine, softmax_turn
+from pagemill.model.kernels.triton.prompt_attention import LOG2_E, SWIZZLED, clean, softmax_turn
 
 TURNED = gl.constexpr(64)
 PLAIN = gl.constexpr(128)
@@ -26,6 +26,23 @@ KEYS = gl.constexpr(128)
 """Of a turn."""
 STAGES = gl.constexpr(2)
 """Turns whose keys and values shared memory holds."""
+
+
+@gluon.jit
+def num_mine(num_items):
+    """Of so many items, how many are this program's."""
+    programs = gl.num_programs(0)
+    rounds = num_items // programs
+    rest = num_items - rounds * programs
+    return rounds + (item_of(rounds) - rounds * programs < rest).to(gl.int32)
+
+
+@gluon.jit
+def item_of(number):
+    """A program's items: one of each round of all programs, from both ends by turns, since items are sorted by size."""
+    programs = gl.num_programs(0)
+    me = gl.program_id(0)
+    return number * programs + gl.where(number % 2 == 0, me, programs - 1 - me)
 
 
 @gluon.jit

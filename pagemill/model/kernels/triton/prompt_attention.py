@@ -34,12 +34,14 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["num_requests"])
 def plan_prompts(
-    records, query_start, seq_lens, first_tile, tile_request, num_requests,
+    records, counter, query_start, seq_lens, first_tile, tile_request, num_requests,
     TILE_TOKENS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program per tile of attention_plan.plan_items: its record, [tiles, RECORD] int32."""
+    """Program per tile of attention_plan.plan_items: its record, [tiles, RECORD] int32. The counter becomes 0."""
     begin_kernel(PDL)
     item = tl.program_id(0)
+    if item == 0:
+        tl.store(counter, 0)
     request = tl.minimum(tl.load(tile_request + item), num_requests - 1)
     tile = (item - tl.load(first_tile + request)) * TILE_TOKENS
     token_begin = tl.load(query_start + request)
@@ -66,12 +68,12 @@ def _store_record(place, token, count, position, first, request, seq_len):
 
 @triton.jit(do_not_specialize=["num_requests"])
 def plan_last_tiles(
-    records, total, query_start, seq_lens, num_requests,
+    records, total, counter, query_start, seq_lens, num_requests,
     DECODE_TOKENS: tl.constexpr, TILE_TOKENS: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program per request: the record of its last tile, if it has more than DECODE_TOKENS tokens, behind those of the
-    requests before it; and to `total`, [1] int32, how many records there are."""
+    requests before it; and to `total`, [1] int32, how many records there are. The counter becomes 0."""
     begin_kernel(PDL)
     me = tl.program_id(0)
     lanes = tl.arange(0, LANES)
@@ -93,6 +95,7 @@ def plan_last_tiles(
         _store_record(records + place * RECORD, token_begin + tile, query_len - tile, position, first, me, seq_len)
     if me == num_requests - 1:
         tl.store(total, place + (query_len > DECODE_TOKENS).to(tl.int32))
+        tl.store(counter, 0)
 
 
 @triton.jit(do_not_specialize=["num_requests"])
@@ -117,20 +120,32 @@ def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.cons
 
 
 @gluon.jit
-def num_mine(num_items):
-    """Of so many items, how many are this program's."""
-    programs = gl.num_programs(0)
-    rounds = num_items // programs
-    rest = num_items - rounds * programs
-    return rounds + (item_of(rounds) - rounds * programs < rest).to(gl.int32)
+def _draw(counter, num_items):
+    """The next item of a launch; `num_items` or more: none is left. Every program asks until it is told so once, after
+    which the counter stands where the next launch begins."""
+    return gl.atomic_add(counter, 1, sem="relaxed") % (num_items + gl.num_programs(0))
 
 
 @gluon.jit
-def item_of(number):
-    """A program's items: one of each round of all programs, from both ends by turns, since items are sorted by size."""
-    programs = gl.num_programs(0)
-    me = gl.program_id(0)
-    return number * programs + gl.where(number % 2 == 0, me, programs - 1 - me)
+def _place_of(item, num_tiles, heads_at_once):
+    """Tile and key head of an item: `heads_at_once` heads of every tile, then the next heads of every tile."""
+    part = num_tiles * heads_at_once
+    done = item // part
+    rest = item - done * part
+    return rest // heads_at_once, done * heads_at_once + rest % heads_at_once
+
+
+@gluon.jit
+def _tell(items, buffer, item):
+    """Leave the item for the warpgroups, who look once the buffer's queries are there."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    items.index(buffer).store(gl.full([1], item, gl.int32, layout))
+
+
+@gluon.jit
+def _told(items, buffer):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    return gl.sum(items.index(buffer).load(layout), 0)
 
 
 @gluon.jit
@@ -153,8 +168,8 @@ def _fetch_turn(
 
 @gluon.jit
 def _fetch(
-    kv_map, query_map, chunks, query_chunks, full, empty, query_full, query_empty, records, block_table, num_items,
-    table_stride, block_rows, value_row,
+    kv_map, query_map, chunks, query_chunks, full, empty, query_full, query_empty, items, counter, records, block_table,
+    num_tiles, heads_at_once, table_stride, block_rows, value_row,
     HKV: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr,
     BOX: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -162,20 +177,23 @@ def _fetch(
     wait_for_inputs(PDL)
     PARTS: gl.constexpr = HEAD // 64
     turn = gl.to_tensor(0)
-    for number in range(num_mine(num_items * HKV)):
-        item = item_of(number)
-        record = records + item // HKV * RECORD
+    number = gl.to_tensor(0)
+    item = _draw(counter, num_tiles * HKV)
+    while item < num_tiles * HKV:
+        tile, kv_head = _place_of(item, num_tiles, heads_at_once)
+        record = records + tile * RECORD
         token = gl.load(record)
         begin = gl.load(record + 3)
         end = gl.load(record + 4)
         table = block_table + gl.load(record + 5).to(gl.int64) * table_stride
         buffer = number % QUERIES
         mbarrier.wait(query_empty.index(buffer), (number // QUERIES & 1) ^ 1)
+        _tell(items, buffer, item)
         mbarrier.expect(query_full.index(buffer), 128 * HEAD * 2)
         for half in gl.static_range(2):
             for part in gl.static_range(PARTS):
                 tma.async_copy_global_to_shared(
-                    query_map, [token + half * (64 // GROUP), item % HKV * GROUP, part * 64], query_full.index(buffer),
+                    query_map, [token + half * (64 // GROUP), kv_head * GROUP, part * 64], query_full.index(buffer),
                     query_chunks.index((buffer * 2 + half) * PARTS + part),
                 )  # fmt: skip
         last = (end - 1) // BOX
@@ -187,10 +205,16 @@ def _fetch(
                 slot = turn % STAGES * 2 + kind
                 mbarrier.wait(empty.index(slot), parity)
                 _fetch_turn(
-                    kv_map, chunks, full, slot, table, first, last, item % HKV * HEAD, block_rows, kind * value_row,
+                    kv_map, chunks, full, slot, table, first, last, kv_head * HEAD, block_rows, kind * value_row,
                     HEAD, KEYS, PAGE, BOX,
                 )  # fmt: skip
             turn += 1
+        number += 1
+        item = _draw(counter, num_tiles * HKV)
+    buffer = number % QUERIES
+    mbarrier.wait(query_empty.index(buffer), (number // QUERIES & 1) ^ 1)
+    _tell(items, buffer, item)
+    mbarrier.arrive(query_full.index(buffer))
 
 
 @gluon.jit
@@ -339,8 +363,8 @@ def _store(
 
 @gluon.jit
 def _attend(
-    chunks, query_chunks, full, empty, query_full, query_empty, records, out, sinks, num_items, factor, cap,
-    out_stride_token, out_stride_head,
+    chunks, query_chunks, full, empty, query_full, query_empty, items, records, out, sinks, num_tiles, heads_at_once,
+    factor, cap, out_stride_token, out_stride_head,
     HKV: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, KEYS: gl.constexpr, BOX: gl.constexpr,
     STAGES: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr, HAS_CAP: gl.constexpr,
     HAS_SINKS: gl.constexpr, WHICH: gl.constexpr, PDL: gl.constexpr,
@@ -357,13 +381,15 @@ def _attend(
     queries = query_chunks._reinterpret(dtype, [2 * QUERIES, 64, HEAD], shared)
     rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
     turn = gl.to_tensor(0)
-    for number in range(num_mine(num_items * HKV)):
-        item = item_of(number)
-        token, num_tokens, position, begin, end, seq_len = _record(records + item // HKV * RECORD)
-        head = item % HKV * GROUP
+    number = gl.to_tensor(0)
+    mbarrier.wait(query_full.index(0), 0)
+    item = _told(items, 0)
+    while item < num_tiles * HKV:
+        tile, kv_head = _place_of(item, num_tiles, heads_at_once)
+        token, num_tokens, position, begin, end, seq_len = _record(records + tile * RECORD)
+        head = kv_head * GROUP
         buffer = number % QUERIES
         query = queries.index(buffer * 2 + WHICH)
-        mbarrier.wait(query_full.index(buffer), number // QUERIES & 1)
         positions = position + rows // GROUP
         count = gl.cdiv(end - begin, KEYS)
         plain = (position + 1 - begin) // KEYS
@@ -391,22 +417,27 @@ def _attend(
             out, gl.convert_layout(result.to(dtype), stores_in), token, num_tokens, head, out_stride_token,
             out_stride_head, GROUP, HEAD, WHICH, stores_in,
         )  # fmt: skip
+        number += 1
+        mbarrier.wait(query_full.index(number % QUERIES), number // QUERIES & 1)
+        item = _told(items, number % QUERIES)
 
 
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
-@gluon.jit(do_not_specialize=["num_requests", "table_stride"])
+@gluon.jit(do_not_specialize=["num_requests", "heads_at_once", "table_stride"])
 def attend_to_prompts(
-    kv_map, query_map, out, sinks, records, block_table, first_tile, num_requests, factor, cap, block_rows, value_row,
-    table_stride, out_stride_token, out_stride_head,
+    kv_map, query_map, out, sinks, records, counter, block_table, first_tile, num_requests, heads_at_once, factor, cap,
+    block_rows, value_row, table_stride, out_stride_token, out_stride_head,
     HKV: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, KEYS: gl.constexpr, PAGE: gl.constexpr,
     BOX: gl.constexpr, STAGES: gl.constexpr, QUERIES: gl.constexpr, WINDOW: gl.constexpr, CHUNK: gl.constexpr,
     HAS_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program: every so many-th (tile, key head). `kv_map` sees the cache as rows of all heads of a token, in boxes of
+    """Programs take one (tile, key head) after the other: `heads_at_once` heads of all tiles, those of the most keys
+    first, and then the next heads, so that many programs read the same keys while they are in the L2 cache, which takes
+    less of the GPU's power than reading them again. `kv_map` sees the cache as rows of all heads of a token, in boxes of
     BOX x 64; a block is `block_rows` rows after the one before, its values `value_row` after its keys.
 
-    out, query [T, H, D]; records [tiles, RECORD]; block_table [R, blocks]; first_tile [R + 1]; sinks [H]; factor: of
-    scores, times log2(e).
+    out, query [T, H, D]; records [tiles, RECORD]; counter [1], 0 before the first launch of a plan; block_table [R,
+    blocks]; first_tile [R + 1]; sinks [H]; factor: of scores, times log2(e).
     """
     let_next_start(PDL)
     wait_for_inputs(PDL)
@@ -425,22 +456,23 @@ def attend_to_prompts(
     for buffer in gl.static_range(QUERIES):
         mbarrier.init(query_full.index(buffer), count=1)
         mbarrier.init(query_empty.index(buffer), count=2)
-    num_items = gl.load(first_tile + num_requests)
+    items = gl.allocate_shared_memory(gl.int32, [QUERIES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    num_tiles = gl.load(first_tile + num_requests)
     gl.warp_specialize(
         [
             (_attend, (
-                chunks, queries, full, empty, query_full, query_empty, records, out, sinks, num_items, factor, cap,
-                out_stride_token, out_stride_head,
+                chunks, queries, full, empty, query_full, query_empty, items, records, out, sinks, num_tiles,
+                heads_at_once, factor, cap, out_stride_token, out_stride_head,
                 HKV, GROUP, HEAD, KEYS, BOX, STAGES, QUERIES, WINDOW, CHUNK, HAS_CAP, HAS_SINKS, 0, PDL,
             )),
             (_attend, (
-                chunks, queries, full, empty, query_full, query_empty, records, out, sinks, num_items, factor, cap,
-                out_stride_token, out_stride_head,
+                chunks, queries, full, empty, query_full, query_empty, items, records, out, sinks, num_tiles,
+                heads_at_once, factor, cap, out_stride_token, out_stride_head,
                 HKV, GROUP, HEAD, KEYS, BOX, STAGES, QUERIES, WINDOW, CHUNK, HAS_CAP, HAS_SINKS, 1, PDL,
             )),
             (_fetch, (
-                kv_map, query_map, chunks, queries, full, empty, query_full, query_empty, records, block_table,
-                num_items, table_stride, block_rows, value_row,
+                kv_map, query_map, chunks, queries, full, empty, query_full, query_empty, items, counter, records,
+                block_table, num_tiles, heads_at_once, table_stride, block_rows, value_row,
                 HKV, GROUP, HEAD, KEYS, PAGE, BOX, STAGES, QUERIES, PDL,
             )),
         ],

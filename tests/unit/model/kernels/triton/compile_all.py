@@ -320,7 +320,7 @@ def prompts() -> None:
     ):
         spec = AttentionLayerSpec(heads, kv_heads, size, 0.1, **traits)
         case = PagedCase(spec, [(5, 9), (100, 300)], dtype=torch.bfloat16)
-        records, tiles = ints(2 * 8 * hopper_prompts.RECORD), ints(8)
+        records, tiles = ints(17 * hopper_prompts.RECORD), ints(8)
         hopper_prompts.plan_ends(spec, case.common(), records, 1)
         plan = hopper_prompts.plan(spec, case.common(), records, tiles, tiles, 8)
         output, cache = half(105, heads, size), half(40, 2, 16, kv_heads, size)

@@ -21,7 +21,7 @@ TILE_REQUEST = [0, 0, 0, 2, 2, 3]
 def records_of(**traits):
     spec = AttentionLayerSpec(16, 4, 128, 0.1, **traits)
     common = PagedCase(spec, REQUESTS, dtype=torch.bfloat16, device=DEVICE).common()
-    room = torch.full((2 * 8 * RECORD,), -1, dtype=torch.int32, device=DEVICE)
+    room = torch.full(((2 * 8 + 1) * RECORD,), -1, dtype=torch.int32, device=DEVICE)
     lists = FIRST_TILE, [*TILE_REQUEST, 3, 3]
     first, request = (torch.tensor(numbers, dtype=torch.int32, device=DEVICE) for numbers in lists)
     return plan(spec, common, room, first, request, 8).records[: len(TILE_REQUEST), :7].tolist()
