@@ -1,4 +1,4 @@
-"""Quantized checkpoints of a real model on a CPU or GPU: speed beside the GGUF file they are made from, perplexity, a chat.
+"""Quantized checkpoints of a real model on a CPU or GPU: speed beside the GGUF file they come from, perplexity, a chat.
 
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure perplexity chat
     PYTHONPATH=. python benchmarks/formats.py --folder DIR --format W4A16 --measure speed [--rounds 7]

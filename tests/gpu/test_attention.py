@@ -13,6 +13,7 @@ from pagemill.model.attention.backends.triton_attn import TritonBackend
 from pagemill.model.attention.capability import AttentionContext, AttentionLayerSpec
 from pagemill.model.attention.flash_providers import providers
 from pagemill.model.attention.graph_support import AttentionCGSupport
+from pagemill.model.attention.interface import BatchLens
 from pagemill.model.kernels.triton import launch
 from tests.fakes.paged_attention import PagedCase
 
@@ -187,6 +188,25 @@ def test_rows_that_are_asked_for(batch, traits):
     asked = impl.forward(case.query, case.key, case.value, cache, impl.for_asked_rows(plan))
     assert torch.equal(asked[rows], everything[rows])
     assert relative_error(asked[rows], case.expected()[rows]) < 1e-2
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("kv_heads", [8, 6])
+def test_key_heads_one_after_the_other(size, kv_heads):
+    """Keys that the L2 cache does not hold: a part of the heads at once; again and again with one plan."""
+    spec = AttentionLayerSpec(2 * kv_heads, kv_heads, size, size**-0.5)
+    case = PagedCase(spec, [(700, 9000), (40, 9000)], dtype=torch.bfloat16, device="cuda")
+    common = case.common()
+    lens = BatchLens(common.query_start.cpu().numpy(), common.seq_lens.cpu().numpy())
+    builder = TritonBackend.metadata_builder(spec, torch.device("cuda"))
+    plan = builder.build(dataclasses.replace(common, batch_lens=lens))
+    whole = builder.build(common)
+    cache, impl = case.cache(TritonBackend), TritonBackend.impl(spec)
+    expected = impl.forward(case.query, case.key, case.value, cache, whole)
+    assert relative_error(expected, case.expected()) < 1e-2
+    builder.build(dataclasses.replace(common, batch_lens=lens))
+    for _ in range(3):
+        assert torch.equal(impl.forward(case.query, case.key, case.value, cache, plan), expected)
 
 
 def test_many_requests_of_unequal_lengths():

@@ -1,5 +1,8 @@
 """What tiles of prompts are, and in which order: the plan of the kernel for Hopper GPUs, which itself needs one."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from tests.fakes.triton_interpreter import DEVICE  # isort: skip
 
 from pagemill.model.attention.backends.hopper_prompts import RECORD, plan, plan_ends
 from pagemill.model.attention.capability import AttentionLayerSpec
+from pagemill.model.attention.interface import BatchLens
 from pagemill.model.kernels.triton.gated_prompts import share_of_use
 from tests.fakes.paged_attention import PagedCase
 
@@ -55,6 +59,33 @@ def test_chunks():
     assert records_of(chunk_size=64) == expected(lambda position: position // 64 * 64)
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "lens", "heads"),
+    [
+        (8, [8192], 4),
+        (8, [16384], 2),
+        (8, [3000] * 4, 2),
+        (8, [100_000], 1),
+        (6, [16384], 3),
+        (8, [512] * 16, 4),
+        (8, None, 8),
+    ],
+)
+def test_key_heads_at_once(kv_heads, lens, heads):
+    """As many as have 20 MiB of keys and values."""
+    spec = AttentionLayerSpec(2 * kv_heads, kv_heads, 128, 0.1)
+    common = PagedCase(spec, [(40, 40)], dtype=torch.bfloat16, device=DEVICE).common()
+    if lens is not None:
+        host = BatchLens(np.zeros(len(lens) + 1, np.int32), np.array(lens, np.int32))
+        common = dataclasses.replace(common, batch_lens=host)
+    room = torch.zeros(5 * RECORD, dtype=torch.int32, device=DEVICE)
+    tiles = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    room[0] = 7
+    found = plan(spec, common, room, tiles, tiles, 2)
+    assert found.heads_at_once == heads
+    assert found.counter == 0
+
+
 @pytest.mark.parametrize("traits", [{}, {"window": 50}, {"chunk_size": 64}])
 @pytest.mark.parametrize("decode_tokens", [1, 5])
 def test_the_last_tiles(traits, decode_tokens):
@@ -64,6 +95,7 @@ def test_the_last_tiles(traits, decode_tokens):
     found = plan_ends(spec, common, room, decode_tokens)
     last = {record[5]: record for record in sorted(records_of(**traits)) if REQUESTS[record[5]][0] > decode_tokens}
     count = found.first_tile[found.num_requests]
+    assert found.counter == 0
     assert found.records.view(-1, RECORD)[:count, :7].tolist() == list(last.values())
 
 
