@@ -432,7 +432,7 @@ def attend_to_prompts(
     HAS_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Programs take one (tile, key head) after the other: `heads_at_once` heads of all tiles, those of the most keys
-    first, and then the next heads, so that many programs read the same keys while they are in the L2 cache: reading them
+    first, and then the next heads, so that many programs read the same keys while the L2 cache has them: reading them
     from memory again takes power that multiplying lacks. `kv_map` sees the cache as rows of all heads of a token, in
     boxes of BOX x 64; a block is `block_rows` rows after the one before, its values `value_row` after its keys.
 
