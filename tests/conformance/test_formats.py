@@ -226,6 +226,40 @@ def test_formats_of_experts(tmp_path: Path, name: str) -> None:
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a shared expert and its gate, of one output."""
+    architecture, changes = FAMILIES["qwen2-moe"]
+    sizes = SIZES | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    return make_checkpoint(tmp_path_factory.mktemp("mixture") / "model", architecture, **(changes | sizes))
+
+
+QUANTIZED = r"^(?!.*(shared_expert_gate|1\.self_attn\.q_proj|experts\.2\.down_proj|mlp\.gate)\.)"
+"""All linear layers but a few, which no configuration here names: of queries stacked with keys and values that are
+quantized, of one expert of several, and one that some formats could not store."""
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_have_as_floats_what_a_file_has_as_floats(mixture: Path, tmp_path: Path, name: str) -> None:
+    packed, plain = store(mixture, tmp_path, *FORMATS[name], only=QUANTIZED)
+    names = set(load_file(packed / "model.safetensors"))
+    for layer in ("mlp.shared_expert_gate", "self_attn.q_proj", "mlp.experts.2.down_proj"):
+        assert f"model.layers.1.{layer}.weight" in names
+    assert not any("weight_scale" in kind or "scales" in kind for kind in names if "experts.2.down" in kind)
+    found, wanted = load(packed).logits(TOKENS), load(plain).logits(TOKENS)
+    assert relative_error(found, wanted) < 1e-4
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.skipif(not packs_natively(), reason="this machine computes no integers natively")
+@pytest.mark.parametrize("name", ["awq", "fp8", "nf4"])
+def test_formats_are_computed_beside_such_floats(mixture: Path, tmp_path: Path, name: str) -> None:
+    packed, plain = store(mixture, tmp_path, *FORMATS[name], only=QUANTIZED)
+    found, wanted = load(packed, "bfloat16").logits(TOKENS).float(), load(plain).logits(TOKENS)
+    # Some tokens choose other experts.
+    assert float(torch.nn.functional.cosine_similarity(found, wanted).median()) > 0.99
+
+
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "fp8", "fp8-block", "nf4", "llm-int8", "torchao-int8"])
 @pytest.mark.parametrize("family", ["granite-moe", "gemma4-experts"])
 def test_formats_leave_experts_in_one_tensor_as_they_are(tmp_path: Path, family: str, name: str) -> None:
@@ -471,8 +505,38 @@ DAMAGE: dict[str, tuple[str, str, Callable[[dict[str, Tensor], str], object], st
     "a wrong type": (
         "fp8-block",
         "weight",
+        lambda tensors, name: tensors.update({name: tensors[name].view(torch.int8)}),
+        r"k_proj\.weight is of type int8, expected float8_e4m3fn",
+    ),
+    "floats with scales": (
+        "fp8-block",
+        "weight",
         lambda tensors, name: tensors.update({name: tensors[name].float()}),
-        r"k_proj\.weight is of type float32, expected float8_e4m3fn",
+        r"weights both as floats and quantized: \S*k_proj\.weight, \S*k_proj\.weight_scale_inv$",
+    ),
+    "floats beside what is quantized": (
+        "awq",
+        "weight",
+        lambda tensors, name: tensors.update({name: torch.ones(64, 128)}),
+        r"weights both as floats and quantized: \S*k_proj\.weight, \S*k_proj\.qweight, \S*k_proj\.qzeros, ",
+    ),
+    "floats of another shape": (
+        "awq",
+        "weight",
+        lambda tensors, name: tensors.update({name: torch.ones(64, 64)}),
+        r"k_proj\.weight has shape \(64, 64\), expected \(64, 128\)",
+    ),
+    "8-bit floats without scales": (
+        "fp8",
+        "weight_scale",
+        lambda tensors, name: [tensors.pop(name), tensors.pop(name.replace("weight", "input"))],
+        r"lacks tensors .*k_proj\.weight_scale_inv$",
+    ),
+    "nothing of a layer": (
+        "fp8",
+        "weight",
+        lambda tensors, name: [tensors.pop(key) for key in list(tensors) if "1.self_attn.k_proj" in key],
+        r"lacks tensors .*k_proj\.weight, \S*k_proj\.weight_scale_inv$",
     ),
     "no JSON": (
         "nf4",

@@ -3,22 +3,42 @@
 compressed-tensors is always there; bitsandbytes and torchao are compared with where they are installed.
 """
 
+import json
+import re
+import shutil
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, preset_name_to_scheme
+from compressed_tensors.compressors import BaseCompressor, ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    QuantizationScheme,
+    apply_quantization_config,
+    disable_quantization,
+    preset_name_to_scheme,
+)
 from compressed_tensors.quantization.utils import calculate_qparams
+from safetensors.torch import load_file
 from torch import Tensor
 
+from pagemill.artifacts.describe import describe
+from pagemill.model.factory import load_model
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import floats
 from pagemill.model.loading.stored import WeightPart
 from pagemill.model.quantization.choose import choose
 from pagemill.model.quantization.interface import QuantMethod, Role
+from pagemill.platforms.cpu import CpuPlatform
+from pagemill.utils.timing import PhaseTimer
+from tests.fakes.compressed_checkpoint import edit_config
+from tests.fakes.configs import model_config
+from tests.fakes.paged import PagedModel
+from tests.fakes.tiny_checkpoint import make_checkpoint
+from tests.fakes.tiny_families import FAMILIES
 
 SHAPE = (96, 256)
 PRESETS = {
@@ -155,6 +175,67 @@ def test_formats_of_compressed_tensors_layer_by_layer() -> None:
         method = quantization.method(f"model.layers.0.mlp.{layer}_proj", Role.LINEAR)
         assert_same(method, *compressed(scheme, format_name))
     assert [stored.kind for stored in quantization.method("a.down_proj", Role.LINEAR).tensors(SHAPE)] == ["weight"]
+
+
+MIXTURES = {
+    "mixtral": ("MixtralForCausalLM", {}),
+    "qwen2-moe": (FAMILIES["qwen2-moe"][0], FAMILIES["qwen2-moe"][1] | {"shared_expert_intermediate_size": 64}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {}),
+}
+ROUTER = re.compile(r"(mlp|block_sparse_moe)\.gate\.")
+
+
+def compressed_checkpoint(folder: Path, to: Path, scheme: QuantizationScheme) -> tuple[Path, torch.nn.Module]:
+    """(a checkpoint that transformers and compressed-tensors save of another, its model on the weights that the library
+    dequantizes)."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"])
+    apply_quantization_config(model, config)
+    for module in model.modules():
+        if getattr(module, "quantization_scheme", None) is not None:
+            groups, dims = grouped(module.weight.data, scheme)
+            scales, _ = calculate_qparams(groups.amin(dims), groups.amax(dims), scheme.weights)
+            module.weight_scale.data.copy_(scales.reshape(module.weight_scale.shape))
+    library = ModelCompressor.from_pretrained_model(model)
+    library.compress_model(model)
+    model.save_pretrained(to)
+    library.update_config(to)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, to)
+    library.decompress_model(model)
+    return to, model.apply(disable_quantization).eval()
+
+
+@pytest.mark.parametrize("preset", ["W4A16", "FP8_DYNAMIC"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_formats_of_compressed_tensors_with_experts(tmp_path: Path, family: str, preset: str) -> None:
+    """To transformers, routers and experts are no linear layers: they are in the file as they were, although nothing
+    but lm_head is named as an exception. Some versions of the library name the routers, none the experts."""
+    architecture, changes = MIXTURES[family]
+    sizes = {"hidden_size": 128, "intermediate_size": 192}
+    folder = make_checkpoint(tmp_path / "model", architecture, **(changes | sizes))
+    scheme = preset_name_to_scheme(preset, ["Linear"])
+    if scheme.weights.group_size:
+        scheme.weights.group_size = 32
+    packed, reference = compressed_checkpoint(folder, tmp_path / "packed", scheme)
+    config = json.loads((packed / "config.json").read_text())["quantization_config"]
+    edit_config(packed, quantization_config=config | {"ignore": ["lm_head"]})
+    names = set(load_file(packed / "model.safetensors"))
+    routers = {name for name in names if ROUTER.search(name)}
+    experts = {name for name in names if ".experts." in name}
+    assert routers
+    assert experts
+    assert all(name.endswith(".weight") for name in routers | experts)
+    assert "model.layers.1.self_attn.q_proj.weight_scale" in names
+    tokens = torch.randint(3, 250, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = reference(tokens).logits[0]
+    loaded = load_model(describe("m", packed), model_config("m", dtype="float32"), CpuPlatform(), PhaseTimer())
+    found = PagedModel(loaded, "float32").logits(tokens[0].tolist())
+    assert float((found - wanted).square().mean().sqrt() / wanted.std()) < 1e-4
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
 @pytest.mark.parametrize(("kind", "nested"), [("nf4", False), ("nf4", True), ("fp4", False)])

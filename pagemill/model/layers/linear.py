@@ -74,8 +74,7 @@ class Linear(nn.Module):
         return WeightReader(self._ctx, parts)
 
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
-        """Every tensor of a checkpoint that belongs to the layer. Raises ModelError for a shape that cannot be stored
-        so."""
+        """Every tensor of a checkpoint that may belong to the layer."""
         for shard, (size, rows) in enumerate(zip(self.shards, self.rows, strict=True)):
             yield from self._reader.tensors(shard)
             if self.has_bias:
@@ -239,7 +238,7 @@ class QKVLinear(Linear):
     def checkpoint_tensors(self) -> Iterator[LayerTensor]:
         yield from super().checkpoint_tensors()
         unused = [replace(tensor.stored, unused=True) for tensor in self._reader.tensors(0)]
-        unused.append(StoredTensor("bias", (), unused=True))
+        unused += [StoredTensor(kind, (), unused=True) for kind in ("weight", "bias")]
         for shard in range(len(self.shards), VALUE + 1):
             yield from (LayerTensor(stored, shard) for stored in unused)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.loading.file_tensor import FileTensor
+from pagemill.model.loading.float_weights import FloatWeights
 from pagemill.model.loading.part import Part, Select, whole
 from pagemill.model.loading.progress import LoadProgress
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
@@ -63,13 +64,14 @@ class Selection:
             for name, layer in self._layers.items()
             for tensor in layer.checkpoint_tensors()
         }
+        self._floats = FloatWeights(self._wanted)
         self._other_names = {
             Target(target.layer, kind, target.shard): target
             for target, tensor in self._wanted.items()
             for kind in tensor.stored.other_kinds
         }
-        self._targets: dict[str, Target] = {}
-        """Of the tensors that were selected."""
+        self._selected: dict[str, tuple[Target, LayerTensor]] = {}
+        """Where a tensor goes, and what it is taken for."""
         self._seen: set[Target] = set()
         self._kv_scales: dict[str, tuple[str, str]] = {}
         """Checkpoint name -> (attention layer; k, v or kv), of scales for a cache of 8-bit floats."""
@@ -86,7 +88,7 @@ class Selection:
             target = self._other_names.get(target, target)
         if target is None or (target.layer not in self._layers and self._model.elsewhere(target.layer)):
             return None
-        wanted = self._wanted.get(target)
+        wanted = self._floats.meant(target, tuple(shape))
         if wanted is None:
             self._unexpected.append(name)
             return None
@@ -97,7 +99,7 @@ class Selection:
             wanted_shape = stored.shape if stored.max_length is None else f"(up to {stored.max_length},)"
             raise ModelError(f"tensor {shown_name(name)} has shape {shown(tuple(shape))}, expected {wanted_shape}")
         self._seen.add(target)
-        self._targets[name] = target
+        self._selected[name] = target, wanted
         if (stored.unused and not stored.zeros) or wanted.part is None:
             return None
         return wanted.part if stored.max_length is None else whole(name, shape)
@@ -119,6 +121,12 @@ class Selection:
             if not wanted.stored.unused:
                 yield self._model.weights.source_name(target), wanted.stored
 
+    def check(self, name: str, tensor: Tensor | QuantizedTensor) -> None:
+        """See what was read of a selected tensor. Raises ModelError for a wrong type, or impossible values."""
+        if isinstance(tensor, Tensor) and name not in self._kv_scales:
+            target, wanted = self._selected[name]
+            _check_values(name, self._floats.known(target, tensor.dtype, wanted), tensor)
+
     def load(self, name: str, tensor: Tensor | QuantizedTensor) -> None:
         """Hand over what was read of a selected tensor, in the checkpoint's or the model's type. Raises ModelError for
         another type, or impossible values."""
@@ -127,11 +135,10 @@ class Selection:
             for which in letters:
                 self._model.take_kv_scale(layer, which, _positive(name, tensor))
             return
-        target = self._targets[name]
-        if isinstance(tensor, Tensor):
-            _check_values(name, self._wanted[target], tensor)
-            if self._wanted[target].stored.zeros:
-                return
+        self.check(name, tensor)
+        target, wanted = self._selected[name]
+        if isinstance(tensor, Tensor) and wanted.stored.zeros:
+            return
         try:
             self._layers[target.layer].load(target.kind, target.shard, tensor)
         except ModelError as error:
@@ -143,7 +150,7 @@ class Selection:
 
     def size_of(self, name: str) -> int:
         """Values in what was selected of a tensor."""
-        return _part_size(self._wanted[self._targets[name]]) if name in self._targets else 0
+        return _part_size(self._selected[name][1]) if name in self._selected else 0
 
     def finish(self) -> None:
         """Raises ModelError for tensors that are missing, and those that nobody knows."""
@@ -156,8 +163,12 @@ class Selection:
             raise ModelError(
                 f"the checkpoint has tensors that the architecture does not use: {_some(self._unexpected)}"
             )
+        spared, doubled = self._floats.outcome(self._seen)
+        if doubled:
+            names = [self._model.weights.source_name(target) for target in doubled]
+            raise ModelError(f"the checkpoint has weights both as floats and quantized: {_some(names)}")
         needed = {target for target, wanted in self._wanted.items() if not wanted.stored.unused}
-        missing = sorted(self._model.weights.source_name(target) for target in needed - self._seen)
+        missing = sorted(self._model.weights.source_name(target) for target in needed - self._seen - spared)
         if missing:
             raise ModelError(f"the checkpoint lacks tensors of the architecture: {_some(missing)}")
 

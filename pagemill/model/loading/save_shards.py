@@ -73,6 +73,7 @@ def save_shards(
 
     waiting: dict[str, Tensor] = {}
     for name, tensor in _tensors(source, selection):
+        selection.check(name, tensor)
         if waiting and sum(held.nbytes for held in waiting.values()) + tensor.nbytes > max_bytes:
             write(waiting, last=False)
             waiting = {}

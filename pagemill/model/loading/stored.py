@@ -91,6 +91,17 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class FloatForm:
+    """A weight as floats, which a checkpoint may hold in place of what a format stores it in."""
+
+    stored: StoredTensor
+    part: Part | None
+    """What this rank reads of it; None: nothing."""
+    kinds: tuple[str, ...]
+    """What the format stores it in, but for zeros, such as needless biases, which may be there in any case."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerTensor:
     """A tensor that a layer takes."""
 
@@ -99,6 +110,8 @@ class LayerTensor:
     """Which of the checkpoint's layers that this one is stacked from it belongs to."""
     part: Part | None = None
     """What this rank reads of it; None: nothing."""
+    floats: FloatForm | None = None
+    """What may be there in place of it and the other tensors of its weight."""
 
     @classmethod
     def whole(cls, kind: str, shape: tuple[int, ...]) -> "LayerTensor":

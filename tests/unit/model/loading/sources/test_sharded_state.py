@@ -21,6 +21,7 @@ from pagemill.platforms.cpu import CpuPlatform
 from pagemill.utils.timing import PhaseTimer
 from tests.fakes.compressed_checkpoint import Layout, compress
 from tests.fakes.configs import model_config
+from tests.fakes.stored_formats import fp8, store
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.marks import slow
 
@@ -79,6 +80,25 @@ def test_each_rank_reads_what_it_would_of_the_checkpoint(tmp_path, architecture,
         found = read(state, rank, size)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_layers_that_a_quantized_checkpoint_has_as_floats(tmp_path, size):
+    """Of 8-bit floats, a layer's type alone tells, which only the rank sees that reads it."""
+    folder = make_checkpoint(tmp_path / "model", "LlamaForCausalLM")
+    model, plain = store(
+        folder, tmp_path, {"quant_method": "fp8"}, lambda weight: fp8(weight, None, "weight_scale"), only=r"self_attn"
+    )
+    state = save(model, tmp_path / "state", size)
+    found = [read(state, rank, size) for rank in range(size)]
+    assert found[0]["model.layers.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
+    halves = torch.cat([tensors["model.layers.0.mlp.up_proj.weight"] for tensors in found])
+    assert torch.equal(halves, load_file(plain / "model.safetensors")["model.layers.0.mlp.up_proj.weight"])
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.0.self_attn.q_proj.weight_scale"], tensors["model.layers.0.self_attn.q_proj.input_scale"]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks tensors .*q_proj\.weight_scale"):
+        save(model, tmp_path / "other", size)
 
 
 def test_a_state_loads_as_a_model(tmp_path):
