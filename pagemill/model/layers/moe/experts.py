@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from pagemill.errors import ModelError
 from pagemill.model.distributed.split import even_split, padded_split
 from pagemill.model.kernels.native_experts import NativeExperts
 from pagemill.model.layers.activation import gate_of
@@ -56,6 +57,8 @@ class Experts(nn.Module):
         """Of the weights of all experts of the model, this rank's or not."""
         self.sizes = ExpertSizes(len(self.held), size, len(inner))
         self.weights: ExpertWeights | None = None
+        self._num_awaited = 2 * len(self.held)
+        """Of the weights that are computed with, gates and ups in one, those that have not come."""
         self._waiting: dict[int, Tensor | QuantizedTensor] = {}
         """Gates without their up, and the other way round, by shard."""
 
@@ -74,22 +77,29 @@ class Experts(nn.Module):
             self.weights = self._reader.held.experts(self.sizes, self._ctx.dtype, weight.device, self._gate)
         if which == DOWN:
             self.weights.put_down(expert - self.held.start, stacked([weight], self._ctx.dtype))
+            self._num_awaited -= 1
             return
         self._waiting[shard] = weight
         pair = (3 * expert + GATE, 3 * expert + UP)
         if all(part in self._waiting for part in pair):
             gate_up = stacked([self._waiting.pop(part) for part in pair], self._ctx.dtype)
             self.weights.put_gate_up(expert - self.held.start, gate_up)
+            self._num_awaited -= 1
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E], experts [T, K] int32, their weights [T, K] float32 -> [T, E]: this rank's share."""
+        """[T, E], experts [T, K] int32, their weights [T, K] float32 -> [T, E]: this rank's share. Raises ModelError
+        while weights are missing."""
+        if self._num_awaited > 0:
+            raise ModelError(f"{self.name}: {self._num_awaited} of {2 * len(self.held)} weights have not been loaded")
         if self.weights is None:
             return torch.zeros_like(x)  # more ranks than experts: this one has none
         return self.weights.apply(x, chosen, weights, self.held.start)
 
     def native(self, top_k: int) -> NativeExperts | None:
         """The form in which native code takes the layer, `top_k` experts for a token; None when there is none."""
-        return None if self.weights is None else self.weights.native(self.held.start, top_k)
+        if self.weights is None or self._num_awaited > 0:
+            return None
+        return self.weights.native(self.held.start, top_k)
 
     def sum_up(self, share: Tensor) -> Tensor:
         """The sum of what the ranks of `sums_over` have computed."""
