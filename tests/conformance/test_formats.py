@@ -33,94 +33,21 @@ from tests.fakes.compressed_checkpoint import edit_config
 from tests.fakes.configs import model_config
 from tests.fakes.paged import PagedModel
 from tests.fakes.stored_formats import (
+    BNB4,
     E2M1,
-    Stored,
-    awq,
-    fp8,
-    gptq,
-    llm_int8,
+    FORMATS,
+    gptq_config,
+    modelopt,
     mxfp4_experts,
-    nvfp4,
     store,
     store_gpt_oss,
-    table_4bit,
-    torchao_pairs,
-    torchao_rows,
+    torchao,
 )
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
 
 TOKENS = torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 32}
-NF4 = torch.tensor(
-    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803, 0.1609302,
-     0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
-)  # fmt: skip
-BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-Quantize = Callable[[Tensor], Stored]
-
-
-def torchao(kind: str, **data: Any) -> dict[str, Any]:
-    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2, "_data": data}}}
-
-
-def gptq_config(bits: int, size: int, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": False, **more}
-
-
-def auto_round(layout: str, **more: Any) -> dict[str, Any]:
-    return {"quant_method": "auto-round", "packing_format": f"auto_round:{layout}", "sym": False, **more}
-
-
-def quark(dtype: str, qscheme: str) -> dict[str, Any]:
-    weight = {"dtype": dtype, "qscheme": qscheme, "is_dynamic": False, "symmetric": True, "ch_axis": 0}
-    inputs = {"dtype": dtype, "qscheme": "per_tensor", "is_dynamic": False}
-    usual = {"weight": weight, "input_tensors": inputs, "output_tensors": None, "bias": None}
-    return {"quant_method": "quark", "global_quant_config": usual, "exclude": ["lm_head"], "layer_quant_config": {}}
-
-
-def quark_int8(weight: Tensor) -> Stored:
-    tensors, plain = torchao_rows(weight, torch.int8)
-    names = {"_weight_qdata": "weight", "_weight_scale": "weight_scale", "_weight_zero_point": "weight_zero_point"}
-    return {names[name]: tensor for name, tensor in tensors.items()}, plain
-
-
-def modelopt(algorithm: str) -> dict[str, Any]:
-    return {"quant_method": "modelopt", "quant_algo": algorithm, "exclude_modules": ["lm_head"]}
-
-
-FORMATS: dict[str, tuple[dict[str, Any], Quantize]] = {
-    "gptq-2": (gptq_config(2, 32), lambda weight: gptq(weight, 2, 32)),
-    "gptq-3": (gptq_config(3, 32), lambda weight: gptq(weight, 3, 32)),
-    "gptq-4": (gptq_config(4, 64), lambda weight: gptq(weight, 4, 64)),
-    "gptq-4-ordered": (gptq_config(4, 32, desc_act=True), lambda weight: gptq(weight, 4, 32, ordered=True)),
-    "gptq-8": (gptq_config(8, 32), lambda weight: gptq(weight, 8, 32)),
-    "auto-round-gptq": (auto_round("auto_gptq", bits=4, group_size=64), lambda weight: gptq(weight, 4, 64)),
-    "auto-round-awq": (auto_round("auto_awq", bits=4, group_size=64), lambda weight: awq(weight, 64)),
-    "gptq-v2": (gptq_config(4, 32, checkpoint_format="gptq_v2"), lambda weight: gptq(weight, 4, 32, v2=True)),
-    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}, lambda weight: awq(weight, 64)),
-    "fp8": (
-        {"quant_method": "fp8", "activation_scheme": "static"},
-        lambda weight: fp8(weight, None, "weight_scale"),
-    ),
-    "fp8-block": (
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"},
-        lambda weight: fp8(weight, (128, 128), "weight_scale_inv"),
-    ),
-    "modelopt-fp8": (modelopt("FP8"), lambda weight: fp8(weight, None, "weight_scale")),
-    "modelopt-nvfp4": (modelopt("NVFP4"), nvfp4),
-    "quark-fp8": (quark("fp8_e4m3", "per_tensor"), lambda weight: fp8(weight, None, "weight_scale")),
-    "quark-int8": (quark("int8", "per_channel"), quark_int8),
-    "nf4": (BNB4, lambda weight: table_4bit(weight, NF4, "nf4", False)),
-    "nf4-nested": (
-        BNB4 | {"bnb_4bit_use_double_quant": True},
-        lambda weight: table_4bit(weight, NF4, "nf4", True),
-    ),
-    "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
-    "torchao-int8": (torchao("Int8WeightOnlyConfig"), lambda weight: torchao_rows(weight, torch.int8)),
-    "torchao-fp8": (torchao("Float8WeightOnlyConfig"), lambda weight: torchao_rows(weight, torch.float8_e4m3fn)),
-    "torchao-int4": (torchao("Int4WeightOnlyConfig", group_size=64), lambda weight: torchao_pairs(weight, 64)),
-}
 IN_BLOCKS = (
     "auto-round-gptq",
     "auto-round-awq",
@@ -132,6 +59,7 @@ IN_BLOCKS = (
     "awq",
     "llm-int8",
     "quark-int8",
+    "quark-mxfp4",
     "torchao-int8",
     "torchao-int4",
 )

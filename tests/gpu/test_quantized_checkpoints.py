@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.fakes.compressed_checkpoint import Layout, compress
-from tests.fakes.stored_formats import store_gpt_oss
+from tests.fakes.stored_formats import FORMATS, store, store_gpt_oss
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.tiny_families import FAMILIES
-from tests.gpu.conftest import calm_weights
+from tests.gpu.conftest import LARGER, MATRIX_SCALE, calm_weights
 from tests.gpu.engines import Reference, check_regrets, greedy, make_llm, make_prompts, run
 
 
@@ -32,6 +32,40 @@ def test_tokens_are_those_of_the_dequantized_weights(checkpoints, tmp_path, arch
         check_regrets(Reference(str(plain)), prompts, outputs, most=1.0, mean=0.02)
     else:
         Reference(str(plain)).check(prompts, outputs, "bfloat16")
+
+
+NAMES = ["auto-round-gptq", "auto-round-awq", "quark-fp8", "quark-int8", "quark-mxfp4"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_auto_round_and_quark(checkpoints, tmp_path, name):
+    packed, plain = store(Path(checkpoints.path("Qwen3ForCausalLM")), tmp_path, *FORMATS[name])
+    prompts = make_prompts(8)
+    with make_llm(str(packed)) as llm:
+        outputs = run(llm, prompts, greedy(16))
+    reference = Reference(str(plain))
+    if name in ("quark-fp8", "quark-int8"):  # inputs in 8 bits, too
+        check_regrets(reference, prompts, outputs, most=1.5, mean=0.1)
+    else:
+        reference.check(prompts, outputs, "bfloat16")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("only", ["", "self_attn"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_of_auto_round_and_quark_with_experts(tmp_path, name, only):
+    """Stored in the format, and as floats, which the configuration does not name."""
+    pytest.importorskip("transformers")
+    folder = make_checkpoint(tmp_path / "model", "Qwen3MoeForCausalLM", **LARGER, moe_intermediate_size=128)
+    calm_weights(folder, MATRIX_SCALE)
+    packed, plain = store(folder, tmp_path, *FORMATS[name], only=only)
+    prompts = make_prompts(8)
+    with make_llm(str(packed)) as llm:
+        outputs = run(llm, prompts, greedy(16))
+    in_8_bits = name in ("quark-fp8", "quark-int8")
+    check_regrets(
+        Reference(str(plain)), prompts, outputs, most=2.5 if in_8_bits else 1.0, mean=0.1 if in_8_bits else 0.02
+    )
 
 
 @pytest.fixture
