@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[5]
 KERNELS = {
     "_attention_inputs", "_combine", "_down", "_down_one_sum", "_early", "_end_verification", "_few", "_floats",
-    "_gate_up", "_gate_up_one_sum", "_gated", "_gated_many", "_gather_pair", "_gemv", "_group_stats", "_many", "_mask",
-    "_merge", "_packed_experts", "_packed_gemv", "_packed_layer", "_packed_rows", "_quantize", "_rms_norm", "_rotate",
-    "_route", "_sample", "_scan", "_skinny", "_sort", "attend_decoding", "attend_expanded", "attend_few_decoding",
-    "attend_prompts", "attend_to_expanded", "attend_to_prompts", "finish_wide", "gather_latents", "merge_splits",
-    "paged_attention", "place_bracket", "plan_items", "plan_last_tiles", "plan_prompts", "plan_tiles", "scan_parts",
+    "_gate_up", "_gate_up_one_sum", "_gated", "_gated_many", "_gather_pair", "_gemv", "_group_stats", "_keep_guesses",
+    "_many", "_mask", "_merge", "_packed_experts", "_packed_gemv", "_packed_layer", "_packed_rows", "_quantize",
+    "_rms_norm", "_rotate", "_route", "_sample", "_scan", "_skinny", "_sort", "attend_decoding", "attend_expanded",
+    "attend_few_decoding", "attend_prompts", "attend_to_expanded", "attend_to_prompts", "finish_wide", "gather_latents",
+    "merge_splits", "paged_attention", "place_bracket", "plan_items", "plan_prompts", "plan_tiles", "scan_parts",
     "sort_prompts", "write_cache",
 }  # fmt: skip
 
