@@ -16,8 +16,8 @@ KERNELS = {
     "_many", "_mask", "_merge", "_packed_experts", "_packed_gemv", "_packed_layer", "_packed_rows", "_quantize",
     "_rms_norm", "_rotate", "_route", "_sample", "_scan", "_skinny", "_sort", "attend_decoding", "attend_expanded",
     "attend_few_decoding", "attend_prompts", "attend_to_expanded", "attend_to_prompts", "finish_wide", "gather_latents",
-    "merge_splits", "paged_attention", "place_bracket", "plan_items", "plan_prompts", "plan_tiles", "scan_parts",
-    "sort_prompts", "write_cache",
+    "merge_splits", "paged_attention", "place_bracket", "plan_items", "plan_last_tiles", "plan_prompts", "plan_tiles",
+    "scan_parts", "sort_prompts", "write_cache",
 }  # fmt: skip
 
 
