@@ -100,6 +100,20 @@ def _gptq(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     }
 
 
+def _w4a16_asym(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    zeros = noise.bytes(rows // 8, width // GROUP * 4).view(torch.int32)
+    return {**_w4a16(noise, rows, width), "weight_zero_point": zeros}
+
+
+def _gptq_asym(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    return {**_gptq(noise, rows, width), "qzeros": noise.bytes(width // GROUP, rows // 2).view(torch.int32)}
+
+
+def _gptq_ordered(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
+    return {**_gptq_asym(noise, rows, width), "g_idx": (order // GROUP).int()}
+
+
 def _awq(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     return {
         "qweight": noise.bytes(width, rows // 2).view(torch.int32),
@@ -127,8 +141,11 @@ def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | Non
 
 _BY_TOKEN: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
 _INT4: Final = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+_INT4_ASYM: Final = {**_INT4, "symmetric": False}
 _FLOAT8: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 _GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+_GPTQ_ASYM: Final = {**_GPTQ, "sym": False}
+_GPTQ_ORDERED: Final = {**_GPTQ_ASYM, "desc_act": True}
 _AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 _BLOCKS: Final = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]}
 
@@ -146,8 +163,11 @@ class Format:
 FOLDERS: Final = {
     "bf16": Format(SMALL, 2, _bf16),
     "w4a16": Format(LARGE, 0.5 + 2 / GROUP, _w4a16, _compressed("pack-quantized", _INT4, None)),
+    "w4a16_asym": Format(LARGE, 0.5 + 2.5 / GROUP, _w4a16_asym, _compressed("pack-quantized", _INT4_ASYM, None)),
     "gptq": Format(LARGE, 0.5 + 2 / GROUP, _gptq, _GPTQ),
-    "awq": Format(LARGE, 0.5 + 2 / GROUP, _awq, _AWQ),
+    "gptq_asym": Format(LARGE, 0.5 + 2.5 / GROUP, _gptq_asym, _GPTQ_ASYM),
+    "gptq_ordered": Format(LARGE, 0.5 + 2.5 / GROUP, _gptq_ordered, _GPTQ_ORDERED),
+    "awq": Format(LARGE, 0.5 + 2.5 / GROUP, _awq, _AWQ),
     "fp8": Format(LARGE, 1, _fp8, _compressed("float-quantized", _FLOAT8, _BY_TOKEN)),
     "fp8_blocks": Format(LARGE, 1, _fp8_blocks, _BLOCKS),
 }

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.mirrors import LinearStruct
-from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, pack_rows, pack_rows_of_codes
+from pagemill.model.kernels.pack_linear import (
+    NO_GATE,
+    OCTET,
+    PANEL,
+    Words,
+    num_panels,
+    pack_octets_of_words,
+    pack_rows,
+    pack_rows_of_codes,
+)
 from pagemill.model.kernels.weight_memory import WeightMemory
 
 BLOCK = 32
@@ -75,7 +84,8 @@ def pack_blocks(
     """
     parts = [blocks] if isinstance(blocks, Tensor) else blocks
     num_blocks = parts[0].shape[1] // kind.block_bytes
-    made = _without_weight(kind, parts, num_blocks, num_blocks * BLOCK if cols is None else cols, gate, memory)
+    rows = sum(map(len, parts))
+    made = _without_weight(kind, rows, num_blocks, num_blocks * BLOCK if cols is None else cols, gate, memory)
     pack_rows(made.struct, parts, made.tensors[0])
     return made
 
@@ -83,23 +93,43 @@ def pack_blocks(
 def pack_codes(
     kind: BlockFormat,
     codes: Sequence[Tensor],
-    scales: Sequence[Tensor],
+    limits: Sequence[Tensor],
     groups: Tensor,
     gate: int = NO_GATE,
     memory: WeightMemory | None = None,
 ) -> PackedLinear | None:
     """The same of rows [N, bytes] of integers or 8-bit floats in the order of their inputs, half bytes the lower first,
-    and scales [N, G] float16 as blocks of `kind` have them; groups [K / 32] int32: which of them a block has. Not for
-    blocks with minima. None: some 8-bit floats are no numbers."""
-    made = _without_weight(kind, codes, len(groups), len(groups) * BLOCK, gate, memory)
-    return made if pack_rows_of_codes(made.struct, codes, scales, groups, made.tensors[0]) else None
+    and limits [N, G] as blocks of `kind` have them: scales, float16, or scale and minimum, in int32; groups [K / 32]
+    int32: which of them a block has. None: some 8-bit floats are no numbers."""
+    made = _without_weight(kind, sum(map(len, codes)), len(groups), len(groups) * BLOCK, gate, memory)
+    return made if pack_rows_of_codes(made.struct, codes, limits, groups, made.tensors[0]) else None
+
+
+def pack_words(
+    kind: BlockFormat,
+    words: Words,
+    codes: Sequence[Tensor],
+    limits: Sequence[Tensor],
+    groups: Tensor,
+    order: Tensor | None = None,
+    gate: int = NO_GATE,
+    memory: WeightMemory | None = None,
+) -> PackedLinear | None:
+    """The same of 4-bit integers in words of 32 bits whose outputs lie side by side, and limits [G, N]. `order`: [K]
+    int64, which input of theirs each of the panels' is, of words of inputs only. None: outputs of an octet would not
+    stay together."""
+    rows = sum(part.shape[1] for part in limits)
+    if any(part.shape[1] % OCTET for part in limits) or (gate != NO_GATE and rows // 2 % OCTET):
+        return None
+    made = _without_weight(kind, rows, len(groups), len(groups) * BLOCK, gate, memory)
+    pack_octets_of_words(made.struct, words, codes, limits, groups, order, made.tensors[0])
+    return made
 
 
 def _without_weight(
-    kind: BlockFormat, parts: Sequence[Tensor], num_blocks: int, cols: int, gate: int, memory: WeightMemory | None
+    kind: BlockFormat, rows: int, num_blocks: int, cols: int, gate: int, memory: WeightMemory | None
 ) -> PackedLinear:
-    """Panels of any values for the rows of the parts."""
-    rows = sum(len(part) for part in parts)
+    """Panels of any values for so many rows."""
     shape = num_panels(rows, gate), num_blocks, kind.block_bytes * PANEL
     panels = (memory or WeightMemory()).empty(*shape, dtype=torch.uint8)
     struct = LinearStruct(panels.data_ptr(), None, kind.panels, rows, cols, gate)

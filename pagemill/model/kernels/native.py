@@ -59,6 +59,7 @@ class Library:
     linear_rows: Callable[..., int]
     pack_linear: Callable[..., None]
     pack_codes: Callable[..., int]
+    pack_words: Callable[..., None]
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
@@ -137,6 +138,7 @@ def _load(path: Path) -> Library:
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         pack_linear=function(releasing, "pm_pack_linear", None, *[_POINTER] * 3, *[_INT] * 2),
         pack_codes=function(releasing, "pm_pack_codes", _INT, *[_POINTER] * 5, *[_INT] * 2),
+        pack_words=function(releasing, "pm_pack_words", None, *[_POINTER] * 5, *[_INT] * 3),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),

@@ -5,6 +5,7 @@ Knows no format: only how long rows are.
 
 import ctypes
 from collections.abc import Sequence
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -15,6 +16,17 @@ from pagemill.model.kernels.native import loaded_library
 PANEL = 32
 """Outputs of a panel, as LINEAR_PANEL in kernels.h."""
 NO_GATE = 0
+OCTET = 8
+"""Outputs that are taken together where files have them side by side, as in kernels.h."""
+
+
+class Words(IntEnum):
+    """What a word of 32 bits has of a weight of 4-bit integers, from its lowest half byte on: PmWords in kernels.h."""
+
+    OF_INPUTS = 0
+    """Eight neighbouring inputs of one output: a weight is [in / 8, out]."""
+    OF_OUTPUTS = 1
+    """Outputs 0, 2, 4, 6, 1, 3, 5, 7 of eight neighbours, for one input: a weight is [in, out / 8]."""
 
 
 def pack_rows(struct: LinearStruct, parts: Sequence[Tensor], panels: Tensor) -> None:
@@ -28,22 +40,78 @@ def pack_rows(struct: LinearStruct, parts: Sequence[Tensor], panels: Tensor) -> 
 
 
 def pack_rows_of_codes(
-    struct: LinearStruct, codes: Sequence[Tensor], scales: Sequence[Tensor], groups: Tensor, panels: Tensor
+    struct: LinearStruct, codes: Sequence[Tensor], limits: Sequence[Tensor], groups: Tensor, panels: Tensor
 ) -> bool:
     """The same of integers or 8-bit floats [n, bytes] in the order of their inputs, of half bytes the lower first, and
-    scales [n, G] float16, as panels have them; groups [K / 32] int32: which of them a block has. False: some 8-bit
-    floats are no numbers."""
-    rows, their_scales = _Rows(codes, struct.gate), _Rows(scales, struct.gate)
+    limits [n, G], as panels have them: scales of 16 bits, or scale and minimum in 32; groups [K / 32] int32: which of
+    them a block has. False: some 8-bit floats are no numbers."""
+    rows, their_limits = _Rows(codes, struct.gate), _Rows(limits, struct.gate)
     not_numbers = loaded_library().pack_codes(
         ctypes.addressof(struct),
         panels.data_ptr(),
         rows.addresses.data_ptr(),
-        their_scales.addresses.data_ptr(),
+        their_limits.addresses.data_ptr(),
         groups.data_ptr(),
         len(panels),
         torch.get_num_threads(),
     )
     return not not_numbers
+
+
+def pack_octets_of_words(
+    struct: LinearStruct,
+    words: Words,
+    parts: Sequence[Tensor],
+    limits: Sequence[Tensor],
+    groups: Tensor,
+    order: Tensor | None,
+    panels: Tensor,
+) -> None:
+    """The same of 4-bit integers in words of 32 bits, outputs side by side, and limits [G, n]. Each part, and with a
+    gate each half of all outputs, is whole octets. `order`: [K] int64, which input of a part each of a panel's is, of
+    words of inputs only."""
+    inputs = None if order is None else order.int()
+    octets = _Octets(parts, limits, struct.gate)
+    loaded_library().pack_words(
+        ctypes.addressof(struct),
+        panels.data_ptr(),
+        octets.table.data_ptr(),
+        groups.data_ptr(),
+        None if inputs is None else inputs.data_ptr(),
+        words,
+        len(panels),
+        torch.get_num_threads(),
+    )
+
+
+class _Octets:
+    """PmOctets of panels, as long as this lives."""
+
+    def __init__(self, parts: Sequence[Tensor], limits: Sequence[Tensor], gate: int) -> None:
+        """Parts and limits have outputs along their second dimension, one part's after the other's."""
+        self._parts, self._limits = (
+            [one if one.stride(1) == 1 else one.contiguous() for one in tensors] for tensors in (parts, limits)
+        )
+        self._zeros = torch.zeros(OCTET, dtype=torch.int32)
+        counts = [part.shape[1] // OCTET for part in limits]
+        octets = torch.cat([_places(self._parts, counts), _places(self._limits, counts)], 1)
+        # Panels are made of single outputs; those of an octet stay together.
+        self.table = panel_rows(octets.repeat_interleave(OCTET, 0), gate)[::OCTET].contiguous()
+        begins = self.table[:, 0::2]
+        begins[begins == 0] = self._zeros.data_ptr()
+
+
+def _places(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """[octets, 2] int64: where the first row of each octet of the tensors begins in memory, and the bytes from there to
+    the next; `counts`: octets of each tensor."""
+    found = []
+    for tensor, count in zip(tensors, counts, strict=True):
+        places = torch.full((count, 2), tensor.stride(0) * tensor.element_size())
+        places[:, 0] = tensor.data_ptr() + torch.arange(count) * (
+            tensor.shape[1] * tensor.element_size() // max(count, 1)
+        )
+        found.append(places)
+    return torch.cat(found)
 
 
 class _Rows:

@@ -5,35 +5,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FLOAT8_UNIT, Q4_0, Q8_0, BlockFormat
-from pagemill.model.loading.nibble_weight import NibbleWeight
-from pagemill.model.loading.packed_weight import PackedWeight, as_halves
+from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FLOAT8_UNIT, Q4_0, Q4_1, Q8_0, BlockFormat
+from pagemill.model.kernels.pack_linear import OCTET, Words
+from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight
+from pagemill.model.loading.packed_weight import NIBBLE_ZERO, PackedWeight, as_halves
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
+
+SCALES_AT_ONCE = 32_768
+"""So many stay in a core's caches from one operation to the next, and torch asks no other thread to help, which takes
+longer than the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """What `linear_int.pack_codes` makes panels of."""
+    """What `linear_int.pack_codes` makes panels of or, with `words`, `linear_int.pack_words`."""
 
     kind: BlockFormat
     codes: Tensor
-    """[out, bytes] uint8."""
-    scales: Tensor
-    """[out, G] float16."""
+    """[out, bytes] uint8, or words of int32."""
+    limits: Tensor
+    """[out, G], of words [G, out]: scales, float16, or scale and minimum, in int32."""
     groups: Tensor
     """[in / 32] int32: which of them a block has."""
+    words: Words | None = None
+    order: Tensor | None = None
+    """[in] int64: which input of `codes` each one is; None: they are in order. Of words of inputs only."""
 
     def goes_with(self, other: "Codes") -> bool:
         """Whether the two may lie one under the other."""
-        return self.kind == other.kind and torch.equal(self.groups, other.groups)
+        if (self.kind, self.words) != (other.kind, other.words) or not torch.equal(self.groups, other.groups):
+            return False
+        if self.order is None or other.order is None:
+            return self.order is other.order
+        return torch.equal(self.order, other.order)
 
 
 def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
-    """A weight's, nothing of which is copied but the scales; None for one that is of another kind, or of which a block
-    of 32 inputs has several scales, or scales that 16-bit floats cannot hold."""
+    """A weight's, nothing of which is copied but the scales and zero points; None for one that is of another kind, or
+    of which a block of 32 inputs has several scales, or limits that 16-bit floats cannot hold."""
+    if isinstance(weight, WordWeight):
+        return _of_words(weight)
     unit = 1.0
     if isinstance(weight, NibbleWeight):
-        kind = Q4_0
+        kind = Q4_0 if weight.zeros is None else Q4_1
         codes = weight.pairs
     elif isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
         kind = FLOAT8 if weight.is_float else Q8_0
@@ -41,10 +55,47 @@ def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
         unit = FLOAT8_UNIT if weight.is_float else unit
     else:
         return None
-    if weight.shape[1] % BLOCK:
+    groups = _of_blocks(weight.groups)
+    limits = _limits(weight.scales, weight.zeros, unit)
+    return None if groups is None or limits is None else Codes(kind, codes, limits, groups)
+
+
+def _of_words(weight: WordWeight) -> Codes | None:
+    order = None
+    groups = weight.groups
+    if not bool((groups[1:] >= groups[:-1]).all()):
+        order = groups.argsort(stable=True)
+        groups = groups[order]
+    of_blocks = _of_blocks(groups)
+    limits = _limits(weight.scales, weight.zeros)
+    if of_blocks is None or limits is None or len(weight) % OCTET:
         return None
-    blocks = weight.groups.view(-1, BLOCK)
-    scales = as_halves(weight.scales.float() * unit)
-    if scales is None or not bool((blocks == blocks[:, :1]).all()):
+    if order is not None and weight.kind is not Words.OF_INPUTS:
         return None
-    return Codes(kind, codes, scales, blocks[:, 0].int())
+    return Codes(Q4_0 if weight.zeros is None else Q4_1, weight.words, limits, of_blocks, weight.kind, order)
+
+
+def _of_blocks(groups: Tensor) -> Tensor | None:
+    """[in] -> [in / 32] int32: the group of each block; None where a block has several, or is none."""
+    if len(groups) % BLOCK:
+        return None
+    blocks = groups.view(-1, BLOCK)
+    return blocks[:, 0].int() if bool((blocks == blocks[:, :1]).all()) else None
+
+
+def _limits(scales: Tensor, zeros: Tensor | None, unit: float = 1.0) -> Tensor | None:
+    """Scales, which are multiplied with `unit`, and zeros of the same shape, two dimensions -> `Codes.limits` of that
+    shape; None where 16-bit floats cannot hold them."""
+    made = torch.empty(*scales.shape, 1 if zeros is None else 2, dtype=torch.float16)
+    rows_at_once = max(1, SCALES_AT_ONCE // max(1, scales.shape[1]))
+    for begin in range(0, len(scales), rows_at_once):
+        rows = slice(begin, begin + rows_at_once)
+        exact = [scales[rows].float() * unit]
+        if zeros is not None:
+            exact.append(exact[0] * (zeros[rows].float() + NIBBLE_ZERO).neg_())
+        for place, limits in enumerate(exact):
+            halves = as_halves(limits)
+            if halves is None:
+                return None
+            made[rows, :, place] = halves
+    return (made if zeros is None else made.view(torch.int32)).squeeze(-1)

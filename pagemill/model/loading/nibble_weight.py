@@ -1,18 +1,42 @@
-"""`NibbleWeight`: integers of 4 bits as files have them, two in a byte. Knows not how it is computed."""
+"""`NibbleWeight` and `WordWeight`: integers of 4 bits as files have them. Knows not how they are computed."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.pack_linear import OCTET, Words
 from pagemill.model.loading.packed_weight import NIBBLE_ZERO, Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which four bits of a word, counted from the lowest, each of eight outputs has (`Words.OF_OUTPUTS`)."""
+ROWS_AT_ONCE = 512
+
+
+class Nibbles(QuantizedTensor):
+    """Several integers in a byte, which `PackedWeight` has a byte each."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def unpacked(self) -> PackedWeight:
+        """The same with an integer in each byte."""
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        return self.unpacked().dequantized(dtype)
+
+    def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+        """With others of any kind that `PackedWeight` goes together with."""
+        plain = [other.unpacked() if isinstance(other, Nibbles) else other for other in others]
+        return self.unpacked().above(plain)
+
 
 @dataclass(frozen=True, slots=True)
-class NibbleWeight(QuantizedTensor):
-    """weight[o, i] = (nibble i of pairs[o] - 8) * scales[o, groups[i]]."""
+class NibbleWeight(Nibbles):
+    """weight[o, i] = (nibble i of pairs[o] - 8 - zeros[o, g]) * scales[o, g], where g = groups[i]."""
 
     pairs: Tensor
     """[out, in / 2] uint8, which may be mapped from a file: of two inputs, the first is in the lower half."""
@@ -21,6 +45,8 @@ class NibbleWeight(QuantizedTensor):
     groups: Tensor
     """[in] int64: which scale each input has."""
     inputs: Inputs = Inputs.FLOATS
+    zeros: Tensor | None = None
+    """[out, G] of any type: which integer, less 8, stands for 0; None: 0 does, everywhere."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -34,22 +60,83 @@ class NibbleWeight(QuantizedTensor):
         return self.pairs.device
 
     def unpacked(self) -> PackedWeight:
-        """The same with an integer in each byte."""
-        values = torch.stack([self.pairs & 15, self.pairs >> 4], -1).flatten(1).view(torch.int8) - NIBBLE_ZERO
-        return PackedWeight(4, values, self.scales, self.groups, inputs=self.inputs)
-
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
-        return self.unpacked().dequantized(dtype)
+        return PackedWeight(4, _integers(self.pairs), self.scales, self.groups, self.zeros, self.inputs)
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> "NibbleWeight":
-        return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales))
+        zeros = None if self.zeros is None else arrange(self.zeros)
+        return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales), zeros=zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class WordWeight(Nibbles):
+    """weight[o, i] = (integer of o and i - 8 - zeros[g, o]) * scales[g, o], where g = groups[i]: outputs lie side by
+    side, as in files of GPTQ and AWQ."""
+
+    kind: Words
+    words: Tensor
+    """[in / 8, out] or [in, out / 8] int32, as `kind` says, which may be mapped from a file."""
+    scales: Tensor
+    """[G, out] of any type of float."""
+    groups: Tensor
+    """[in] int64: which scale each input has. Any order."""
+    zeros: Tensor | None = None
+    """[G, out] of any type: which integer, less 8, stands for 0; None: 0 does, everywhere."""
+
+    def __len__(self) -> int:
+        return self.scales.shape[1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), len(self.groups)
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    def unpacked(self) -> PackedWeight:
+        if self.kind is Words.OF_OUTPUTS:
+            values = outputs_of(self.words).t().contiguous()
+        else:
+            values = _integers(self.words.t().contiguous().view(torch.uint8))
+        zeros = None if self.zeros is None else self.zeros.t().contiguous()
+        return PackedWeight(4, values, self.scales.t().contiguous(), self.groups, zeros)
+
+    def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """Rows that stay where they are stay as they are in the file."""
+        rows = torch.empty(len(self), 0)
+        return self if arrange(rows) is rows else self.unpacked().with_rows(arrange)
 
     def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-        """With others of any kind that `PackedWeight` goes together with."""
-        plain = [other.unpacked() if isinstance(other, NibbleWeight) else other for other in others]
-        return self.unpacked().above(plain)
+        """With others of the same kind as they are, with others as `PackedWeight` goes together with them."""
+        parts = [self, *(other for other in others if isinstance(other, WordWeight) and self._is_like(other))]
+        if len(parts) <= len(others):
+            return super(WordWeight, self).above(others)
+        words = torch.cat([part.words for part in parts], 1)
+        scales = torch.cat([part.scales for part in parts], 1)
+        zeros = None if self.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None], 1)
+        return replace(self, words=words, scales=scales, zeros=zeros)
+
+    def _is_like(self, other: "WordWeight") -> bool:
+        same_zeros = (self.zeros is None) == (other.zeros is None)
+        return same_zeros and self.kind is other.kind and torch.equal(self.groups, other.groups)
+
+
+def outputs_of(words: Tensor, rows_at_once: int = ROWS_AT_ONCE) -> Tensor:
+    """`Words.OF_OUTPUTS`, [n, out / 8] int32 -> [n, out] int8: their integers less 8. On the way, those of so many rows
+    have 32 bits each."""
+    shifts = torch.tensor(PLACES, dtype=torch.int32, device=words.device) * 4
+    made = torch.empty(len(words), words.shape[1] * OCTET, dtype=torch.int8, device=words.device)
+    for begin in range(0, len(words), rows_at_once):
+        rows = slice(begin, begin + rows_at_once)
+        made[rows] = ((words[rows].unsqueeze(-1) >> shifts) & 15).flatten(1).sub_(NIBBLE_ZERO)
+    return made
 
 
 def unpacked(weights: Sequence[Tensor | QuantizedTensor]) -> list[Tensor | QuantizedTensor]:
     """The same weights, with an integer in each byte."""
-    return [weight.unpacked() if isinstance(weight, NibbleWeight) else weight for weight in weights]
+    return [weight.unpacked() if isinstance(weight, Nibbles) else weight for weight in weights]
+
+
+def _integers(pairs: Tensor) -> Tensor:
+    """[out, in / 2] uint8, the first of two inputs in the lower half -> [out, in] int8: their integers less 8."""
+    return torch.stack([pairs & 15, pairs >> 4], -1).flatten(1).view(torch.int8) - NIBBLE_ZERO

@@ -225,7 +225,8 @@ def _same_levels(one: Tensor | None, other: Tensor | None) -> bool:
 def as_halves(exact: Tensor) -> Tensor | None:
     """Numbers as 16-bit floats; None where these cannot hold one of them to their usual precision."""
     halves = exact.half()
-    return halves if bool(((halves.float() - exact).abs() <= exact.abs() * HALF_ROUNDING).all()) else None
+    errors = halves.float().sub_(exact).abs_()
+    return halves if bool((errors <= exact.abs().mul_(HALF_ROUNDING)).all()) else None
 
 
 def _blocks(kind: BlockFormat, limits: list[Tensor], integers: Tensor) -> BlockTensor:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
+from pagemill.model.kernels.pack_linear import Words
+from pagemill.model.loading.nibble_weight import WordWeight, outputs_of
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.bit_packing import centred, unpack
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
@@ -23,8 +24,6 @@ from pagemill.utils.math import ceil_div
 
 BITS = 4
 PER_WORD = 8
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which four bits of a word, counted from the lowest, each of eight outputs has."""
 
 
 class AwqWeights(PackedMethod):
@@ -53,18 +52,15 @@ class AwqWeights(PackedMethod):
         self, stored: Mapping[str, Tensor | QuantizedTensor], part: WeightPart, dtype: torch.dtype
     ) -> Tensor | QuantizedTensor:
         tensors = only_tensors(stored)
+        words, scales = tensors["qweight"], tensors["scales"]
+        groups = ScaleGrid(1, self._group_size).groups(part, words.device)
+        if self.takes_blocks and scales.shape[1] == words.shape[1] * PER_WORD:
+            zeros = outputs_of(tensors["qzeros"], rows_at_once=1)  # so few that torch asks no other thread to help
+            return WordWeight(Words.OF_OUTPUTS, words, scales, groups, zeros)
         first = 0 if part.splits_columns else part.rows.start % PER_WORD
         rows = slice(first, first + len(part.rows))
-        values = _outputs(tensors["qweight"])[rows]
-        zeros = _outputs(tensors["qzeros"])[rows]
-        groups = ScaleGrid(1, self._group_size).groups(part, values.device)
-        return PackedWeight(BITS, values, tensors["scales"].t().contiguous(), groups, zeros)
-
-
-def _outputs(packed: Tensor) -> Tensor:
-    """[n, words] int32 -> [words * 8, n] int8 around 0."""
-    nibbles = unpack(packed, BITS).view(len(packed), -1, PER_WORD)
-    return centred(nibbles[..., list(PLACES)].flatten(1).t().contiguous(), BITS)
+        values, zeros = (outputs_of(one).t().contiguous()[rows] for one in (words, tensors["qzeros"]))
+        return PackedWeight(BITS, values, scales.t().contiguous(), groups, zeros)
 
 
 def make(request: QuantRequest) -> Quantization:

@@ -95,12 +95,6 @@ class PackedIntegers(PackedMethod):
         scheme = self._scheme
         tensors = only_tensors(stored)
         packed = tensors["weight_packed"]
-        if scheme.bits == 4 and scheme.symmetric and not scheme.ordered and self.takes_blocks:
-            nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
-            if nibbles is not None:
-                groups = scheme.grid.groups(part, packed.device)
-                return NibbleWeight(nibbles, scheme.spread_scales(tensors, part), groups, scheme.inputs)
-        values = _range_of(packed, scheme.bits, part.columns, part.splits_columns)
         groups = scheme.grid.groups(part, packed.device)
         if scheme.ordered:
             groups = tensors["weight_g_idx"].long()
@@ -109,6 +103,11 @@ class PackedIntegers(PackedMethod):
             packed_zeros = tensors["weight_zero_point"].t()
             zeros = _range_of(packed_zeros, scheme.bits, part.rows, not part.splits_columns).t().contiguous()
         scales = scheme.spread_scales(tensors, part)
+        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks:
+            nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
+            if nibbles is not None:
+                return NibbleWeight(nibbles, scales, groups, scheme.inputs, zeros)
+        values = _range_of(packed, scheme.bits, part.columns, part.splits_columns)
         return PackedWeight(scheme.bits, values, scales, groups, zeros, scheme.inputs)
 
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from pagemill.errors import ModelError
-from pagemill.model.loading.nibble_weight import NibbleWeight
+from pagemill.model.kernels.pack_linear import Words
+from pagemill.model.loading.nibble_weight import WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
-from pagemill.model.quantization.bit_packing import WORD, centred, first_read, pairs, unpack
+from pagemill.model.quantization.bit_packing import WORD, centred, first_read, unpack
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
@@ -93,22 +94,21 @@ class GptqWeights(PackedMethod):
         layout = self._layout
         bits = layout.bits
         first = first_read(part.rows, bits, not part.splits_columns)
-        zeros = unpack(tensors["qzeros"], bits, first + len(part.rows))[:, first:].t()
-        zeros = (zeros + layout.zero_offset & (1 << bits) - 1).contiguous()
-        all_central = bool((zeros == 1 << bits - 1).all())
-        scales = tensors["scales"].t().contiguous()
-        packed = tensors["qweight"].t().contiguous()
-        groups = ScaleGrid(1, layout.group_size).groups(part, packed.device)
+        zeros = unpack(tensors["qzeros"], bits, first + len(part.rows))[:, first:]
+        zeros = zeros + layout.zero_offset & (1 << bits) - 1
+        own_zeros = None if bool((zeros == 1 << bits - 1).all()) else centred(zeros, bits)
+        words, scales = tensors["qweight"], tensors["scales"]
+        groups = ScaleGrid(1, layout.group_size).groups(part, words.device)
         if layout.ordered:
             groups = tensors["g_idx"].long()
+        if bits == 4 and self.takes_blocks and len(words) * WORD == len(part.columns) * bits:
+            return WordWeight(Words.OF_INPUTS, words, scales, groups, own_zeros)
         first = first_read(part.columns, bits, part.splits_columns)
-        if bits == 4 and all_central and not layout.ordered and self.takes_blocks:
-            nibbles = pairs(packed, first, len(part.columns))
-            if nibbles is not None:
-                return NibbleWeight(nibbles, scales, groups)
-        values = unpack(packed, bits, first + len(part.columns))[:, first:]
+        values = unpack(words.t().contiguous(), bits, first + len(part.columns))[:, first:]
         found = centred(values.contiguous(), bits)
-        return PackedWeight(bits, found, scales, groups, None if all_central else centred(zeros, bits))
+        if own_zeros is not None:
+            own_zeros = own_zeros.t().contiguous()
+        return PackedWeight(bits, found, scales.t().contiguous(), groups, own_zeros)
 
 
 def make(request: QuantRequest) -> Quantization:

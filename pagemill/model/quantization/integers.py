@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pagemill.errors import ConfigError
 from pagemill.model.kernels.linear import packs_natively
-from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, pack_codes, quantize_q8
+from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, pack_codes, pack_words, quantize_q8
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.codes import codes_of
-from pagemill.model.loading.nibble_weight import NibbleWeight, unpacked
+from pagemill.model.loading.nibble_weight import Nibbles, unpacked
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
@@ -64,11 +64,11 @@ class Integers(QuantMethod):
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         if isinstance(weight, BlockTensor):
             return self._panels(weight, gate, wide)
-        if isinstance(weight, PackedWeight | NibbleWeight):
+        if isinstance(weight, PackedWeight | Nibbles):
             made = self._of_codes([weight], gate, wide=wide)
             if made is not None:
                 return made
-            plain = weight.unpacked() if isinstance(weight, NibbleWeight) else weight
+            plain = weight.unpacked() if isinstance(weight, Nibbles) else weight
             ordered, order = plain.sorted_inputs()
             blocks = ordered.as_blocks()
             if blocks is None:
@@ -106,10 +106,16 @@ class Integers(QuantMethod):
             return None
         kind = found[0].kind
         kind = WIDE.get(kind.name, kind) if wide else kind
+        words, groups, order = found[0].words, found[0].groups, found[0].order
         codes = [one.codes for one in found]
-        scales = [one.scales for one in found]
-        packed = pack_codes(kind, codes, scales, found[0].groups, GATES[gate], self._memory)
-        return None if packed is None else PanelWeight(packed)
+        limits = [one.limits for one in found]
+        if words is None:
+            packed = pack_codes(kind, codes, limits, groups, GATES[gate], self._memory)
+        else:
+            packed = pack_words(kind, words, codes, limits, groups, order, GATES[gate], self._memory)
+        if packed is None:
+            return None
+        return PanelWeight(packed) if order is None else OrderedWeight(PanelWeight(packed), order)
 
     def _panels(self, weight: BlockTensor, gate: str | None, wide: bool) -> LinearWeight:
         kind = WIDE.get(weight.kind.name, weight.kind) if wide else weight.kind

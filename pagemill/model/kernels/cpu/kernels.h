@@ -337,16 +337,40 @@ struct LinearArgs {
   void* quantized;
 };
 
+// Outputs of an octet.
+constexpr int64_t OCTET = 8;
+
+// Eight neighbouring outputs of a weight of 4-bit integers, whose file has outputs side by side: where the words of 32 bits
+// for the first inputs are, and the limits of the first group. `stride`: bytes to the next of each.
+struct PmOctet {
+  const char* words;
+  int64_t words_stride;
+  const char* limits;
+  int64_t limits_stride;
+};
+
+// What has a word, from its lowest half byte on.
+enum PmWords : int64_t {
+  PM_WORDS_OF_INPUTS,  // eight inputs of one output, in their order: an octet has eight words for eight inputs
+  PM_WORDS_OF_OUTPUTS  // outputs 0, 2, 4, 6, 1, 3, 5, 7 of an octet, for one input
+};
+
 // Of one weight, its rows in the order of its panels, LINEAR_PANEL for each.
 struct PackArgs {
   PmLinear linear;  // its format and cols; the weight is not looked at
   const void* const* rows;
   void* panels;
-  // Where rows are integers or 8-bit floats alone, in the order of the inputs, of half bytes the lower first: the scales of
-  // each row, as panels have them, which of them each block has, and what becomes 1 where an 8-bit float is no number.
-  const uint16_t* const* scales = nullptr;
+  // Where rows are integers or 8-bit floats alone, in the order of the inputs, of half bytes the lower first: the limits of
+  // each row, which are scales, or scales and minima, as panels have them, which of them each block has, and what becomes 1
+  // where an 8-bit float is no number.
+  const void* const* limits = nullptr;
   const int32_t* groups = nullptr;
   int64_t* not_numbers = nullptr;
+  // Instead of rows and their limits: LINEAR_PANEL / OCTET for each panel, and (null: as they come) which input of the file
+  // each of the panels' is, for words of inputs only.
+  const PmOctet* octets = nullptr;
+  PmWords words = PM_WORDS_OF_INPUTS;
+  const int32_t* order = nullptr;
 };
 
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
@@ -482,7 +506,11 @@ PM_EXPORT int pm_linear_rows(const PmLinear* linear, void* out, const int64_t* i
 // signed where they have 8 bits.
 PM_EXPORT void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* rows, int64_t num_panels,
                               int64_t threads);
-// The same of rows without scales, which lie elsewhere; of PM_Q8_PANELS, PM_Q4_PANELS and PM_FLOAT8_PANELS, cols a multiple of
-// QUANT_BLOCK. `groups`: of each block, which of a row's scales it has. 0: done, 1: some 8-bit floats are no numbers.
-PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const uint16_t* const* scales,
+// The same of rows without their limits, scales or scales and minima, which lie elsewhere; of PM_Q8_PANELS, PM_Q4_PANELS,
+// PM_Q4_MIN_PANELS and PM_FLOAT8_PANELS, cols a multiple of QUANT_BLOCK. `groups`: of each block, which of a row's limits it
+// has. 0: done, 1: some 8-bit floats are no numbers.
+PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const void* const* limits,
                                 const int32_t* groups, int64_t num_panels, int64_t threads);
+// The same of PM_Q4_PANELS and PM_Q4_MIN_PANELS, from words; see PackArgs. `words`: a PmWords.
+PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, const int32_t* groups,
+                             const int32_t* order, int64_t words, int64_t num_panels, int64_t threads);

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "kernels.h"
+#include "pack_block.h"
+#include "pack_words.h"
 #include "vec.h"
 
 namespace {
-
-static_assert(LINEAR_PANEL % LANES == 0, "a panel is whole squares");
 
 // Of each row, a cache line is taken at a time: rows whose distance is a power of two would push each other's out.
 constexpr int64_t LINE_WORDS = 16;
@@ -18,28 +18,6 @@ struct PanelRows {
   const char* const* here;
   const char* const* next;
 };
-
-// Nobody reads panels soon. Whole cache lines, aligned, need not be fetched to be written.
-PM_INLINE void store_past_caches(uint32_t* at, vu lanes) {
-#if PM_VEC_BYTES == 64
-  _mm512_stream_si512((__m512i*)at, (__m512i)lanes);
-#else
-  memcpy(at, &lanes, sizeof lanes);
-#endif
-}
-
-// Before others read what was stored so.
-PM_INLINE void finish_stores() {
-#if PM_VEC_BYTES == 64
-  _mm_sfence();
-#endif
-}
-
-uint32_t word_at(const char* at) {
-  uint32_t word;
-  memcpy(&word, at, sizeof word);
-  return word;
-}
 
 // Words [begin, end) of each row from byte `offset` on to [word][output], xored with `flip`; past the caches, or not.
 template <bool PAST_CACHES = true>
@@ -94,31 +72,6 @@ void pack_scaled(const PanelRows& rows, int64_t num_blocks, int64_t words, uint3
   }
 }
 
-// A word of half bytes in their order: those of its lower 16 bits, or of its upper ones, a byte each.
-PM_INLINE vu half_bytes(vu words, bool upper) {
-  vu wide = upper ? words >> 16 : words & 0xffffu;
-  wide = (wide | wide << 8) & 0x00ff00ffu;
-  return (wide | wide << 4) & 0x0f0f0f0fu;
-}
-
-// The words of a block [word][output], as a file has them, to those of a panel.
-template <int64_t WORDS>
-void store_block(const uint32_t* block, uint32_t flip, uint32_t* out) {
-  for (int64_t word = 0; word < WORDS; ++word) {
-    for (int64_t i = 0; i < LINEAR_PANEL; i += LANES) {
-      vu lanes;
-      if (WORDS == 8) {
-        lanes = load_raw<vu>(block + word * LINEAR_PANEL + i) ^ flip;
-      } else {
-        const vu low = load_raw<vu>(block + word / 2 * LINEAR_PANEL + i);
-        const vu high = load_raw<vu>(block + (2 + word / 2) * LINEAR_PANEL + i);
-        lanes = half_bytes(low, word % 2) | half_bytes(high, word % 2) << 4;
-      }
-      store_past_caches(out + word * LINEAR_PANEL + i, lanes);
-    }
-  }
-}
-
 // Not 0 where one of the bytes of a line [word][output] is no number as an 8-bit float (e4m3).
 uint32_t not_numbers(const uint32_t* line, int64_t words) {
   vu found = {};
@@ -129,9 +82,9 @@ uint32_t not_numbers(const uint32_t* line, int64_t words) {
   return any;
 }
 
-// Integers or 8-bit floats in their order, and their scales elsewhere. Not 0: some are no numbers.
-template <int64_t WORDS>
-uint32_t pack_codes(const PackArgs& args, const PanelRows& rows, const uint16_t* const* scales, char* out) {
+// Integers or 8-bit floats in their order, and their limits elsewhere. Not 0: some are no numbers.
+template <int64_t WORDS, class Limit>
+uint32_t pack_codes(const PackArgs& args, const PanelRows& rows, const Limit* const* limits, char* out) {
   const int64_t format = args.linear.format & PM_LAYOUT, words = args.linear.cols / QUANT_BLOCK * WORDS;
   const uint32_t flip = format == PM_Q8_PANELS ? 0x80808080u : 0;
   uint32_t found = 0;
@@ -143,11 +96,11 @@ uint32_t pack_codes(const PackArgs& args, const PanelRows& rows, const uint16_t*
     if (format == PM_FLOAT8_PANELS) found |= not_numbers(line, count);
     for (int64_t word = 0; word < count; word += WORDS) {
       const int64_t group = args.groups[(at + word) / WORDS];
-      alignas(64) uint16_t limits[LINEAR_PANEL];
-      for (int64_t i = 0; i < LINEAR_PANEL; ++i) limits[i] = scales[i][group];
-      memcpy(out, limits, sizeof limits);
-      store_block<WORDS>(line + word * LINEAR_PANEL, flip, (uint32_t*)(out + sizeof limits));
-      out += sizeof limits + WORDS * 4 * LINEAR_PANEL;
+      alignas(64) Limit of_block[LINEAR_PANEL];
+      for (int64_t i = 0; i < LINEAR_PANEL; ++i) of_block[i] = limits[i][group];
+      memcpy(out, of_block, sizeof of_block);
+      store_block<WORDS>(line + word * LINEAR_PANEL, flip, (uint32_t*)(out + sizeof of_block));
+      out += sizeof of_block + WORDS * 4 * LINEAR_PANEL;
     }
   }
   return found;
@@ -170,21 +123,36 @@ void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
   }
 }
 
-void pack_linear(const PackArgs& args, int64_t begin, int64_t end) {
+// The same of a panel, in its format.
+uint32_t pack_panel_of_codes(const PackArgs& args, const PanelRows& rows, int64_t panel, char* out) {
+  const void* const* limits = args.limits + panel * LINEAR_PANEL;
+  switch (args.linear.format & PM_LAYOUT) {
+    case PM_Q4_MIN_PANELS:  // scale and minimum together
+      return pack_codes<4>(args, rows, (const uint32_t* const*)limits, out);
+    case PM_Q4_PANELS:
+      return pack_codes<4>(args, rows, (const uint16_t* const*)limits, out);
+    default:
+      return pack_codes<8>(args, rows, (const uint16_t* const*)limits, out);
+  }
+}
+
+void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
   const int64_t bytes = panel_bytes(args.linear);
   for (int64_t p = begin; p < end; ++p) {
     const char* const* here = (const char* const*)args.rows + p * LINEAR_PANEL;
     const PanelRows rows = {here, p + 1 < end ? here + LINEAR_PANEL : nullptr};
     char* panel = (char*)args.panels + p * bytes;
-    if (!args.scales) {
+    if (!args.limits) {
       pack_panel(args.linear, rows, panel);
-      continue;
+    } else if (pack_panel_of_codes(args, rows, p, panel)) {
+      __atomic_store_n(args.not_numbers, 1, __ATOMIC_RELAXED);
     }
-    const uint16_t* const* scales = args.scales + p * LINEAR_PANEL;
-    const bool bytes_each = zero_of(args.linear.format) != 8;
-    const uint32_t found = bytes_each ? pack_codes<8>(args, rows, scales, panel) : pack_codes<4>(args, rows, scales, panel);
-    if (found) __atomic_store_n(args.not_numbers, 1, __ATOMIC_RELAXED);
   }
+}
+
+void pack_linear(const PackArgs& args, int64_t begin, int64_t end) {
+  if (args.octets) pack_words_of_octets(args, begin, end);
+  else pack_rows(args, begin, end);
   finish_stores();
 }
 

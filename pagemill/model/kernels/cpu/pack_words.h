@@ -1,0 +1,207 @@
+// Panels of 4-bit integers that files have in words with outputs side by side, as GPTQ and AWQ do: see PmOctet. Each word
+// is read once, where it is, and each panel is written once, past the caches.
+#pragma once
+
+#include "kernels.h"
+#include "pack_block.h"
+#include "thread_buffer.h"
+#include "vec.h"
+
+namespace {
+
+constexpr int64_t PANEL_OCTETS = LINEAR_PANEL / OCTET;
+// Words of an output in a block, of eight inputs each.
+constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
+// Panels that a thread makes side by side, block after block. Of each input, or eight inputs, the file has the words of all
+// outputs together: one panel after the other would take a few bytes of a page at a time, and come back for the rest.
+constexpr int64_t TILE_PANELS = 32;
+
+const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + row * octet.words_stride; }
+
+// Of a block, for each output.
+template <int64_t LIMIT_BYTES>
+void store_limits(const PmOctet* octets, int64_t group, char* out) {
+  constexpr int64_t OCTET_BYTES = OCTET * LIMIT_BYTES;
+  alignas(64) char limits[PANEL_OCTETS * OCTET_BYTES];
+  for (int64_t i = 0; i < PANEL_OCTETS; ++i)
+    memcpy(limits + i * OCTET_BYTES, octets[i].limits + group * octets[i].limits_stride, OCTET_BYTES);
+  for (int64_t at = 0; at < (int64_t)sizeof limits; at += PM_VEC_BYTES)
+    store_past_caches((uint32_t*)(out + at), load_raw<vu>(limits + at));
+}
+
+// Of each lane of four vectors, the lowest bytes, the second, third and fourth, in the order of the vectors.
+PM_INLINE void transpose_bytes(const vu (&from)[4], vu& first, vu& second, vu& third, vu& fourth) {
+  const vu even_low = (from[0] & 0x00ff00ffu) | (from[1] & 0x00ff00ffu) << 8;
+  const vu even_high = (from[2] & 0x00ff00ffu) | (from[3] & 0x00ff00ffu) << 8;
+  const vu odd_low = (from[0] >> 8 & 0x00ff00ffu) | (from[1] & 0xff00ff00u);
+  const vu odd_high = (from[2] >> 8 & 0x00ff00ffu) | (from[3] & 0xff00ff00u);
+  first = (even_low & 0xffffu) | even_high << 16;
+  second = (odd_low & 0xffffu) | odd_high << 16;
+  third = even_low >> 16 | (even_high & 0xffff0000u);
+  fourth = odd_low >> 16 | (odd_high & 0xffff0000u);
+}
+
+// Words of outputs of so many octets at a time.
+struct OutputWords {
+  static constexpr int64_t PANELS = LANES / PANEL_OCTETS;
+
+  uint32_t lines[QUANT_BLOCK][LANES];
+
+  // Inputs of a block, for `count` octets.
+  void read(const PmOctet* octets, int64_t count, int64_t input) {
+    bool together = count == LANES;
+    for (int64_t i = 1; i < count; ++i)
+      together &= octets[i].words == octets[0].words + 4 * i && octets[i].words_stride == octets[0].words_stride;
+    if (together) {
+      for (int64_t k = 0; k < QUANT_BLOCK; ++k) memcpy(lines[k], words_of(octets[0], input + k), sizeof lines[k]);
+      return;
+    }
+    if (count < LANES) memset(lines, 0, sizeof lines);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t k = 0; k < QUANT_BLOCK; ++k) lines[k][i] = word_at(words_of(octets[i], input + k));
+  }
+
+  // The words of `count` panels, `stride` bytes apart.
+  void store(char* out, int64_t count, int64_t stride) const {
+    for (int64_t word = 0; word < WORDS_OF_BLOCK; ++word) {
+      vu even[4], odd[4];
+      for (int64_t k = 0; k < 4; ++k) {
+        const vu low = load_raw<vu>(lines[4 * word + k]), high = load_raw<vu>(lines[QUANT_BLOCK / 2 + 4 * word + k]);
+        even[k] = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
+        odd[k] = (low >> 4 & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
+      }
+      vu outputs[OCTET];
+      transpose_bytes(even, outputs[0], outputs[4], outputs[1], outputs[5]);
+      transpose_bytes(odd, outputs[2], outputs[6], outputs[3], outputs[7]);
+      interleave(outputs);
+      for (int64_t i = 0; i < OCTET; ++i) {
+        const int64_t output = i * LANES;
+        if (output / LINEAR_PANEL >= count) break;
+        uint32_t* to = (uint32_t*)(out + output / LINEAR_PANEL * stride) + word * LINEAR_PANEL + output % LINEAR_PANEL;
+        store_past_caches(to, outputs[i]);
+      }
+    }
+  }
+
+  // A vector for each output of an octet, a lane for each octet -> outputs in their order: each round moves one bit of the
+  // number of the vector to the end of that of the lane.
+  static PM_INLINE void interleave(vu (&outputs)[OCTET]) {
+    for (int round = 0; round < 3; ++round) {
+      vu next[OCTET];
+      for (int i = 0; i < OCTET / 2; ++i) {
+        next[2 * i] = zip_low(outputs[i], outputs[i + OCTET / 2]);
+        next[2 * i + 1] = zip_high(outputs[i], outputs[i + OCTET / 2]);
+      }
+      for (int i = 0; i < OCTET; ++i) outputs[i] = next[i];
+    }
+  }
+};
+
+template <int64_t LIMIT_BYTES>
+void pack_output_words(const PackArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
+  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, panel_stride = num_blocks * BLOCK_BYTES;
+  alignas(64) OutputWords words;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const int64_t input = block * QUANT_BLOCK;
+    for (int64_t panel = begin; panel < end; panel += OutputWords::PANELS) {
+      const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
+      const int64_t count = min_of(OutputWords::PANELS, end - panel);
+      char* out = (char*)args.panels + panel * panel_stride + block * BLOCK_BYTES;
+      words.read(octets, count * PANEL_OCTETS, input);
+      if (block + 1 < num_blocks)
+        for (int64_t k = QUANT_BLOCK; k < 2 * QUANT_BLOCK; ++k) {
+          prefetch_line(words_of(octets[0], input + k));
+          prefetch_line(words_of(octets[PANEL_OCTETS / 2], input + k));  // with a gate, elsewhere
+        }
+      words.store(out + LIMITS, count, panel_stride);
+      for (int64_t i = 0; i < count; ++i)
+        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
+    }
+  }
+}
+
+// The words of a panel for eight inputs, side by side.
+void read_words(const PmOctet* octets, int64_t row, uint32_t* to) {
+  for (int64_t i = 0; i < PANEL_OCTETS; ++i) memcpy(to + i * OCTET, words_of(octets[i], row), OCTET * 4);
+}
+
+void fetch_words(const PmOctet* octets, int64_t row) {
+  prefetch_line(words_of(octets[0], row));
+  prefetch_line(words_of(octets[PANEL_OCTETS / 2], row));
+}
+
+template <int64_t LIMIT_BYTES>
+void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
+  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, panel_stride = num_blocks * BLOCK_BYTES;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const int64_t row = block * WORDS_OF_BLOCK;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
+      char* out = (char*)args.panels + panel * panel_stride + block * BLOCK_BYTES;
+      alignas(64) uint32_t words[QUANT_BLOCK / 8 * LINEAR_PANEL];
+      for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k) {
+        read_words(octets, row + k, words + k * LINEAR_PANEL);
+        if (block + 1 < num_blocks) fetch_words(octets, row + WORDS_OF_BLOCK + k);
+      }
+      store_limits<LIMIT_BYTES>(octets, args.groups[block], out);
+      store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
+    }
+  }
+}
+
+// The integers of eight inputs, of any words [8 inputs][output], to words of their own.
+void gather_words(const uint32_t* words, const int32_t* inputs, uint32_t* to) {
+  for (int64_t i = 0; i < LINEAR_PANEL; i += LANES) {
+    vu made = {};
+    for (int k = 0; k < 8; ++k) {
+      const vu found = load_raw<vu>(words + inputs[k] / 8 * LINEAR_PANEL + i);
+      made |= (found >> (uint32_t)(inputs[k] % 8 * 4) & 15u) << (uint32_t)(4 * k);
+    }
+    memcpy(to + i, &made, sizeof made);
+  }
+}
+
+// Of inputs in any order: the words of each panel are brought together first, as each of them is read up to eight times.
+template <int64_t LIMIT_BYTES>
+void pack_ordered_words(const PackArgs& args, int64_t begin, int64_t end) {
+  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, AHEAD_ROWS = 16;
+  static thread_local ThreadBuffer memory;
+  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, rows = num_blocks * WORDS_OF_BLOCK;
+  uint32_t* const all = (uint32_t*)memory.at_least(rows * LINEAR_PANEL * 4);
+  char* out = (char*)args.panels + begin * panel_bytes(args.linear);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row + AHEAD_ROWS < rows) fetch_words(octets, row + AHEAD_ROWS);
+      read_words(octets, row, all + row * LINEAR_PANEL);
+    }
+    for (int64_t block = 0; block < num_blocks; ++block, out += LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL) {
+      alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
+      for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k)
+        gather_words(all, args.order + block * QUANT_BLOCK + 8 * k, words + k * LINEAR_PANEL);
+      store_limits<LIMIT_BYTES>(octets, args.groups[block], out);
+      store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
+    }
+  }
+}
+
+template <int64_t LIMIT_BYTES>
+void pack_words_tile(const PackArgs& args, int64_t begin, int64_t end) {
+  if (args.words == PM_WORDS_OF_OUTPUTS) return pack_output_words<LIMIT_BYTES>(args, begin, end);
+  if (args.order) return pack_ordered_words<LIMIT_BYTES>(args, begin, end);
+  pack_input_words<LIMIT_BYTES>(args, begin, end);
+}
+
+// Panels [begin, end).
+void pack_words_of_octets(const PackArgs& args, int64_t begin, int64_t end) {
+  const bool minima = (args.linear.format & PM_LAYOUT) == PM_Q4_MIN_PANELS;
+  for (int64_t tile = begin; tile < end; tile += TILE_PANELS) {
+    const int64_t last = min_of(tile + TILE_PANELS, end);
+    if (minima) pack_words_tile<4>(args, tile, last);
+    else pack_words_tile<2>(args, tile, last);
+  }
+}
+
+}  // namespace
