@@ -103,7 +103,7 @@ class WordWeight(Nibbles):
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         """Rows that stay where they are stay as they are in the file."""
-        rows = torch.empty(len(self), 0)
+        rows = torch.empty(len(self), 1)
         return self if arrange(rows) is rows else self.unpacked().with_rows(arrange)
 
     def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:

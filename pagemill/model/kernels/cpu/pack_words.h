@@ -47,18 +47,28 @@ struct OutputWords {
 
   uint32_t lines[QUANT_BLOCK][LANES];
 
-  // Inputs of a block, for `count` octets.
+  // Inputs of a block, for `count` octets, an even number.
   void read(const PmOctet* octets, int64_t count, int64_t input) {
-    bool together = count == LANES;
-    for (int64_t i = 1; i < count; ++i)
-      together &= octets[i].words == octets[0].words + 4 * i && octets[i].words_stride == octets[0].words_stride;
-    if (together) {
-      for (int64_t k = 0; k < QUANT_BLOCK; ++k) memcpy(lines[k], words_of(octets[0], input + k), sizeof lines[k]);
-      return;
-    }
     if (count < LANES) memset(lines, 0, sizeof lines);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t k = 0; k < QUANT_BLOCK; ++k) lines[k][i] = word_at(words_of(octets[i], input + k));
+    if (count == LANES && are_together<LANES>(octets, count)) return read_pieces<LANES>(octets, count, input);
+    if (are_together<2>(octets, count)) return read_pieces<2>(octets, count, input);  // with a gate
+    read_pieces<1>(octets, count, input);
+  }
+
+  // Whether so many octets at a time are neighbours in the file.
+  template <int64_t PIECE>
+  static bool are_together(const PmOctet* octets, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const PmOctet& first = octets[i / PIECE * PIECE];
+      if (octets[i].words != first.words + i % PIECE * 4 || octets[i].words_stride != first.words_stride) return false;
+    }
+    return true;
+  }
+
+  template <int64_t PIECE>
+  void read_pieces(const PmOctet* octets, int64_t count, int64_t input) {
+    for (int64_t k = 0; k < QUANT_BLOCK; ++k)
+      for (int64_t i = 0; i < count; i += PIECE) memcpy(lines[k] + i, words_of(octets[i], input + k), PIECE * 4);
   }
 
   // The words of `count` panels, `stride` bytes apart.

@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear import SILU, pack_bf16
-from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FORMATS, Q4_0, Q8_0, BlockFormat, pack_blocks, pack_codes
-from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, num_panels, panel_rows
+from pagemill.model.kernels.linear_int import (
+    BLOCK,
+    FLOAT8,
+    FORMATS,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    BlockFormat,
+    pack_blocks,
+    pack_codes,
+    pack_words,
+)
+from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, Words, num_panels, panel_rows
 
 GATES = pytest.mark.parametrize("gate", [NO_GATE, SILU])
 SIZES = pytest.mark.parametrize("size", [(2, 2), (32, 64), (70, 46), (200, 576), (34, 4098)], ids=str)
@@ -86,31 +97,92 @@ def test_rows_may_be_far_apart_and_begin_anywhere(isa: str, offset: int) -> None
     assert torch.equal(pack_bf16(turned).tensors[0].view(torch.int16), expected.view(torch.int16))
 
 
-def in_blocks(kind: BlockFormat, codes: Tensor, scales: Tensor, groups: Tensor) -> Tensor:
-    """Rows of blocks with their scales."""
+def in_blocks(kind: BlockFormat, codes: Tensor, limits: Tensor, groups: Tensor) -> Tensor:
+    """Rows of blocks with their limits."""
     each = codes.view(len(codes), len(groups), -1)
-    if kind == Q4_0:
+    if kind in (Q4_0, Q4_1):
         nibbles = torch.stack([each & 15, each >> 4], -1).flatten(2)
         each = nibbles[..., : BLOCK // 2] | nibbles[..., BLOCK // 2 :] << 4
-    limits = scales[:, groups.long()].unsqueeze(-1).view(torch.uint8)
-    return torch.cat([limits, each], -1).flatten(1)
+    of_blocks = limits[:, groups.long()].unsqueeze(-1).view(torch.uint8)
+    return torch.cat([of_blocks, each], -1).flatten(1)
+
+
+def limits_of(kind: BlockFormat, rows: int, num_groups: int) -> Tensor:
+    """[rows, groups] of any values: scales, or scales and minima in 32 bits."""
+    return any_bytes(rows, num_groups * kind.limit_bytes).view(torch.int32 if kind.limit_bytes == 4 else torch.float16)
 
 
 @pytest.mark.cases(one_in=3)
 @GATES
-@pytest.mark.parametrize("kind", [Q4_0, Q8_0, FLOAT8], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0, FLOAT8], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("size", [(2, 32), (34, 64), (70, 96), (200, 576), (34, 4096)], ids=str)
-def test_codes_and_their_scales_elsewhere(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
+def test_codes_and_their_limits_elsewhere(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
     rows, cols = size
-    codes = any_bytes(rows, cols // 2 if kind == Q4_0 else cols)
+    codes = any_bytes(rows, cols // 2 if kind in (Q4_0, Q4_1) else cols)
     codes[(codes & 127) == 127] = 126
     groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
-    scales = torch.randn(rows, int(groups[-1]) + 1, dtype=torch.float16)
-    found = pack_codes(kind, split(codes), split(scales), groups, gate)
+    limits = limits_of(kind, rows, int(groups[-1]) + 1)
+    found = pack_codes(kind, split(codes), split(limits), groups, gate)
     assert found is not None
-    expected = pack_blocks(kind, in_blocks(kind, codes, scales, groups), gate=gate)
+    expected = pack_blocks(kind, in_blocks(kind, codes, limits, groups), gate=gate)
     assert torch.equal(found.tensors[0], expected.tensors[0])
     assert (found.struct.rows, found.struct.cols) == (rows, cols)
+
+
+def in_words(words: Words, integers: Tensor) -> Tensor:
+    """[out, in] uint8 of 4 bits -> as files have them, rows of which lie a little apart."""
+    by_input = integers.t().int()
+    if words is Words.OF_INPUTS:
+        each = by_input.reshape(len(by_input) // 8, 8, by_input.shape[1]).transpose(1, 2)
+    else:
+        each = by_input.reshape(len(by_input), by_input.shape[1] // 8, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+    made = (each << 4 * torch.arange(8, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    return torch.nn.functional.pad(made, (1, 2))[:, 1:-2]
+
+
+@pytest.mark.cases(one_in=5)
+@pytest.mark.parametrize(
+    ("parts", "gate"),
+    [
+        ((8,), NO_GATE),
+        ((40, 24, 0, 8), NO_GATE),  # parts begin within panels
+        ((256, 64, 64), NO_GATE),  # whole vectors of octets
+        ((1096, 1096), NO_GATE),
+        ((16,), SILU),
+        ((256, 256), SILU),
+        ((1096, 1096), SILU),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("words", [*Words, "ordered"], ids=str)
+@pytest.mark.parametrize("cols", [32, 96, 512])
+def test_words_of_outputs_side_by_side(
+    isa: str, words: Words | str, kind: BlockFormat, gate: int, parts: tuple[int, ...], cols: int
+) -> None:
+    rows = sum(parts)
+    integers = any_bytes(rows, cols) & 15
+    groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
+    limits = limits_of(kind, rows, int(groups[-1]) + 1)
+    order = torch.randperm(cols, generator=torch.Generator().manual_seed(1)) if words == "ordered" else None
+    of_what = Words.OF_INPUTS if isinstance(words, str) else words
+    stored = [in_words(of_what, part) for part in integers.split(parts)]
+    their_limits = [part.t() for part in limits.split(parts)]
+    found = pack_words(kind, of_what, stored, their_limits, groups, order, gate)
+    assert found is not None
+    in_order = integers if order is None else integers[:, order]
+    pairs = in_order[:, 0::2] | in_order[:, 1::2] << 4
+    expected = pack_blocks(kind, in_blocks(kind, pairs, limits, groups), gate=gate)
+    assert torch.equal(found.tensors[0], expected.tensors[0])
+    assert (found.struct.rows, found.struct.cols, found.struct.format) == (rows, cols, kind.panels)
+
+
+@pytest.mark.parametrize(("parts", "gate"), [((12,), NO_GATE), ((16, 4), NO_GATE), ((8,), SILU), ((24,), SILU)])
+def test_octets_that_would_be_torn_apart(isa: str, parts: tuple[int, ...], gate: int) -> None:
+    words = [torch.zeros(4, count, dtype=torch.int32) for count in parts]
+    limits = [torch.zeros(1, count, dtype=torch.float16) for count in parts]
+    groups = torch.zeros(1, dtype=torch.int32)
+    assert pack_words(Q4_0, Words.OF_INPUTS, words, limits, groups, None, gate) is None
 
 
 @pytest.mark.parametrize("code", [127, 255])

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from pagemill.model.kernels.linear_int import FLOAT8, FLOAT8_UNIT, Q4_0, Q8_0
+from pagemill.model.kernels.linear_int import FLOAT8, FLOAT8_UNIT, Q4_0, Q4_1, Q8_0
+from pagemill.model.kernels.pack_linear import Words
+from pagemill.model.loading import codes as module
 from pagemill.model.loading.codes import codes_of
-from pagemill.model.loading.nibble_weight import NibbleWeight
+from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 
 SCALES = torch.tensor([[0.5, 1.0], [2.0, 0.25]])
@@ -22,7 +24,7 @@ def test_halves_of_bytes_are_taken_as_they_lie() -> None:
     assert codes is not None
     assert codes.kind == Q4_0
     assert codes.codes.data_ptr() == weight.pairs.data_ptr()
-    assert torch.equal(codes.scales, SCALES.half())
+    assert torch.equal(codes.limits, SCALES.half())
     assert codes.groups.tolist() == [0, 0, 1, 1]
 
 
@@ -32,7 +34,57 @@ def test_bytes_are_taken_as_they_lie(dtype, kind, unit) -> None:
     codes = codes_of(PackedWeight(8, values, SCALES, neighbours(128, 64)))
     assert codes is not None
     assert (codes.kind, codes.codes.data_ptr()) == (kind, values.data_ptr())
-    assert torch.equal(codes.scales, (SCALES * unit).half())
+    assert torch.equal(codes.limits, (SCALES * unit).half())
+
+
+ZEROS = torch.tensor([[-8, 7], [0, 3]], dtype=torch.int8)
+LIMITS = torch.stack([SCALES.half(), (SCALES * -(ZEROS + 8.0)).half()], -1)
+"""Scale and minimum."""
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_zero_points_become_minima(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCALES_AT_ONCE", at_once)
+    pairs = nibbles()
+    codes = codes_of(NibbleWeight(pairs.pairs, SCALES, pairs.groups, zeros=ZEROS))
+    assert codes is not None
+    assert codes.kind == Q4_1
+    assert torch.equal(codes.limits, LIMITS.view(torch.int32).squeeze(-1))
+    far = torch.full_like(SCALES, 1e4)  # times 15, no 16-bit float holds it
+    assert codes_of(NibbleWeight(pairs.pairs, far, pairs.groups, zeros=ZEROS)) is None
+
+
+@pytest.mark.parametrize("kind", Words)
+def test_words_are_taken_as_they_lie(kind: Words) -> None:
+    words = torch.zeros((16, 8) if kind is Words.OF_INPUTS else (128, 1), dtype=torch.int32)
+    scales, zeros = SCALES.repeat(1, 4), ZEROS.repeat(1, 4)
+    codes = codes_of(WordWeight(kind, words, scales, neighbours(128, 64), zeros))
+    assert codes is not None
+    assert (codes.kind, codes.words, codes.codes.data_ptr(), codes.order) == (Q4_1, kind, words.data_ptr(), None)
+    assert torch.equal(codes.limits, LIMITS.repeat(1, 4, 1).view(torch.int32).squeeze(-1))
+    plain = codes_of(WordWeight(kind, words, scales, neighbours(128, 64)))
+    assert plain is not None
+    assert plain.kind == Q4_0
+    assert torch.equal(plain.limits, scales.half())
+    assert codes.goes_with(codes)
+    assert not codes.goes_with(plain)
+
+
+def test_inputs_in_the_order_of_their_groups() -> None:
+    groups = torch.arange(128) % 2
+    scales = SCALES.repeat(1, 4)
+    codes = codes_of(WordWeight(Words.OF_INPUTS, torch.zeros(16, 8, dtype=torch.int32), scales, groups))
+    assert codes is not None
+    assert codes.order is not None
+    assert codes.order.tolist() == [*range(0, 128, 2), *range(1, 128, 2)]
+    assert codes.groups.tolist() == [0, 0, 1, 1]
+    plain = codes_of(WordWeight(Words.OF_INPUTS, torch.zeros(16, 8, dtype=torch.int32), scales, neighbours(128, 64)))
+    assert plain is not None
+    assert not codes.goes_with(plain)
+    other = codes_of(WordWeight(Words.OF_INPUTS, torch.zeros(16, 8, dtype=torch.int32), scales, groups.flip(0)))
+    assert other is not None
+    assert not codes.goes_with(other)
+    assert codes_of(WordWeight(Words.OF_OUTPUTS, torch.zeros(128, 1, dtype=torch.int32), scales, groups)) is None
 
 
 def test_what_is_not_as_panels_have_it() -> None:
@@ -43,6 +95,8 @@ def test_what_is_not_as_panels_have_it() -> None:
     values = torch.zeros(2, 128, dtype=torch.int8)
     assert codes_of(PackedWeight(8, values, SCALES, neighbours(128, 64), zeros=torch.zeros_like(SCALES))) is None
     assert codes_of(PackedWeight(4, values, SCALES, neighbours(128, 64))) is None
+    words = torch.zeros(16, 2, dtype=torch.int32)
+    assert codes_of(WordWeight(Words.OF_INPUTS, words, SCALES, neighbours(128, 64))) is None  # no octet
 
 
 def test_nibbles_are_what_they_are_unpacked() -> None:
