@@ -31,8 +31,8 @@ def unpack(packed: Tensor, bits: int, count: int | None = None) -> Tensor:
 
 def pairs(packed: Tensor, first: int, count: int) -> Tensor | None:
     """[N, W] int32 of integers of 4 bits, side by side -> [N, count / 2] uint8: those from `first` on as they are, two
-    in a byte, the first in the lower half. None where they begin or end within a byte, or rows lie apart."""
-    if first % 2 or count % 2 or not packed.is_contiguous():
+    in a byte, the first in the lower half. None where they begin or end within a byte, or lie apart."""
+    if first % 2 or count % 2 or packed.stride(1) != 1:
         return None
     return packed.view(torch.uint8)[:, first // 2 : (first + count) // 2]
 

@@ -28,7 +28,9 @@ def test_two_integers_in_a_byte_are_left_as_they_are() -> None:
         both = torch.stack([found & 15, found >> 4], -1).flatten(1)
         assert torch.equal(both, unpack(packed, 4)[:, first : first + count])
     assert pairs(packed, 1, 8) is None and pairs(packed, 0, 7) is None
-    assert pairs(packed.t(), 0, 8) is None, "rows lie apart"
+    assert pairs(packed.t(), 0, 8) is None, "words of a row lie apart"
+    part = pairs(packed[:, 1:3], 2, 8)
+    assert part is not None and torch.equal(part, packed.view(torch.uint8)[:, 5:9])
 
 
 def test_where_wanted_integers_begin() -> None:
