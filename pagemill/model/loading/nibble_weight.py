@@ -28,8 +28,16 @@ class Nibbles(QuantizedTensor):
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         return self.unpacked().dequantized(dtype)
 
+    @abstractmethod
+    def joined(self, others: "Sequence[Nibbles]") -> "Nibbles | None":
+        """This and others, one under the other, as they are; None where they differ in more than their numbers."""
+
     def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-        """With others of any kind that `PackedWeight` goes together with."""
+        """With others of any kind that `PackedWeight` goes together with, and as they are where that can be."""
+        nibbles = [other for other in others if isinstance(other, Nibbles)]
+        joined = self.joined(nibbles) if len(nibbles) == len(others) else None
+        if joined is not None:
+            return joined
         plain = [other.unpacked() if isinstance(other, Nibbles) else other for other in others]
         return self.unpacked().above(plain)
 
@@ -65,6 +73,14 @@ class NibbleWeight(Nibbles):
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> "NibbleWeight":
         zeros = None if self.zeros is None else arrange(self.zeros)
         return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales), zeros=zeros)
+
+    def joined(self, others: Sequence[Nibbles]) -> "NibbleWeight | None":
+        parts = [self, *(other for other in others if isinstance(other, NibbleWeight) and other.inputs is self.inputs)]
+        if len(parts) <= len(others) or not _same_groups(parts):
+            return None
+        pairs = torch.cat([part.pairs for part in parts])
+        scales = torch.cat([part.scales for part in parts])
+        return replace(self, pairs=pairs, scales=scales, zeros=_all_zeros(parts, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +122,27 @@ class WordWeight(Nibbles):
         rows = torch.empty(len(self), 1)
         return self if arrange(rows) is rows else self.unpacked().with_rows(arrange)
 
-    def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-        """With others of the same kind as they are, with others as `PackedWeight` goes together with them."""
-        parts = [self, *(other for other in others if isinstance(other, WordWeight) and self._is_like(other))]
-        if len(parts) <= len(others):
-            return super(WordWeight, self).above(others)
+    def joined(self, others: Sequence[Nibbles]) -> "WordWeight | None":
+        parts = [self, *(other for other in others if isinstance(other, WordWeight) and other.kind is self.kind)]
+        if len(parts) <= len(others) or not _same_groups(parts):
+            return None
         words = torch.cat([part.words for part in parts], 1)
         scales = torch.cat([part.scales for part in parts], 1)
-        zeros = None if self.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None], 1)
-        return replace(self, words=words, scales=scales, zeros=zeros)
+        return replace(self, words=words, scales=scales, zeros=_all_zeros(parts, 1))
 
-    def _is_like(self, other: "WordWeight") -> bool:
-        same_zeros = (self.zeros is None) == (other.zeros is None)
-        return same_zeros and self.kind is other.kind and torch.equal(self.groups, other.groups)
+
+def _same_groups(parts: Sequence[NibbleWeight | WordWeight]) -> bool:
+    """Whether all have their inputs in the same groups, and all or none of them zeros."""
+    first = parts[0]
+    return all(
+        (part.zeros is None) == (first.zeros is None) and torch.equal(part.groups, first.groups) for part in parts
+    )
+
+
+def _all_zeros(parts: Sequence[NibbleWeight | WordWeight], outputs: int) -> Tensor | None:
+    """Those of all parts along the dimension of the outputs; None where there are none."""
+    zeros = [part.zeros for part in parts if part.zeros is not None]
+    return torch.cat(zeros, outputs) if zeros else None
 
 
 def outputs_of(words: Tensor, rows_at_once: int = ROWS_AT_ONCE) -> Tensor:
