@@ -18,6 +18,12 @@ constexpr int64_t TILE_PANELS = 32;
 
 const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + row * octet.words_stride; }
 
+// Of the octets of a panel; with a gate, its halves are not neighbours.
+PM_INLINE void fetch_octets(const PmOctet* octets, int64_t row) {
+  prefetch_line(words_of(octets[0], row));
+  prefetch_line(words_of(octets[PANEL_OCTETS / 2], row));
+}
+
 // Of a block, for each output.
 template <int64_t LIMIT_BYTES>
 void store_limits(const PmOctet* octets, int64_t group, char* out) {
@@ -41,7 +47,7 @@ PM_INLINE void transpose_bytes(const vu (&from)[4], vu& first, vu& second, vu& t
   fourth = odd_low >> 16 | (odd_high & 0xffff0000u);
 }
 
-// Words of outputs of so many octets at a time.
+// Words of outputs, of a block for as many octets as a vector has lanes.
 struct OutputWords {
   static constexpr int64_t PANELS = LANES / PANEL_OCTETS;
 
@@ -120,10 +126,7 @@ void pack_output_words(const PackArgs& args, int64_t begin, int64_t end) {
       char* out = (char*)args.panels + panel * panel_stride + block * BLOCK_BYTES;
       words.read(octets, count * PANEL_OCTETS, input);
       if (block + 1 < num_blocks)
-        for (int64_t k = QUANT_BLOCK; k < 2 * QUANT_BLOCK; ++k) {
-          prefetch_line(words_of(octets[0], input + k));
-          prefetch_line(words_of(octets[PANEL_OCTETS / 2], input + k));  // with a gate, elsewhere
-        }
+        for (int64_t k = QUANT_BLOCK; k < 2 * QUANT_BLOCK; ++k) fetch_octets(octets, input + k);
       words.store(out + LIMITS, count, panel_stride);
       for (int64_t i = 0; i < count; ++i)
         store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
@@ -136,11 +139,6 @@ void read_words(const PmOctet* octets, int64_t row, uint32_t* to) {
   for (int64_t i = 0; i < PANEL_OCTETS; ++i) memcpy(to + i * OCTET, words_of(octets[i], row), OCTET * 4);
 }
 
-void fetch_words(const PmOctet* octets, int64_t row) {
-  prefetch_line(words_of(octets[0], row));
-  prefetch_line(words_of(octets[PANEL_OCTETS / 2], row));
-}
-
 template <int64_t LIMIT_BYTES>
 void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
   constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
@@ -150,10 +148,10 @@ void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
       char* out = (char*)args.panels + panel * panel_stride + block * BLOCK_BYTES;
-      alignas(64) uint32_t words[QUANT_BLOCK / 8 * LINEAR_PANEL];
+      alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
       for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k) {
         read_words(octets, row + k, words + k * LINEAR_PANEL);
-        if (block + 1 < num_blocks) fetch_words(octets, row + WORDS_OF_BLOCK + k);
+        if (block + 1 < num_blocks) fetch_octets(octets, row + WORDS_OF_BLOCK + k);
       }
       store_limits<LIMIT_BYTES>(octets, args.groups[block], out);
       store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
@@ -184,7 +182,7 @@ void pack_ordered_words(const PackArgs& args, int64_t begin, int64_t end) {
   for (int64_t panel = begin; panel < end; ++panel) {
     const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
     for (int64_t row = 0; row < rows; ++row) {
-      if (row + AHEAD_ROWS < rows) fetch_words(octets, row + AHEAD_ROWS);
+      if (row + AHEAD_ROWS < rows) fetch_octets(octets, row + AHEAD_ROWS);
       read_words(octets, row, all + row * LINEAR_PANEL);
     }
     for (int64_t block = 0; block < num_blocks; ++block, out += LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL) {
