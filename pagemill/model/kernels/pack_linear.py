@@ -95,8 +95,7 @@ class _Octets:
         self._zeros = torch.zeros(OCTET, dtype=torch.int32)
         counts = [part.shape[1] // OCTET for part in limits]
         octets = torch.cat([_places(self._parts, counts), _places(self._limits, counts)], 1)
-        # Panels are made of single outputs; those of an octet stay together.
-        self.table = panel_rows(octets.repeat_interleave(OCTET, 0), gate)[::OCTET].contiguous()
+        self.table = panel_rows(octets, gate, PANEL // OCTET).contiguous()
         begins = self.table[:, 0::2]
         begins[begins == 0] = self._zeros.data_ptr()
 
@@ -135,21 +134,20 @@ def _addresses(part: Tensor) -> Tensor:
     return part.data_ptr() + torch.arange(len(part)) * (part.stride(0) * part.element_size())
 
 
-def panel_rows(weight: Tensor, gate: int) -> Tensor:
-    """[N, K] of any type -> the rows in the order of the panels, with zeros where there is none."""
-    return _in_panels(weight) if gate == NO_GATE else _gated_panels(weight)
+def panel_rows(weight: Tensor, gate: int, panel: int = PANEL) -> Tensor:
+    """[N, K] of any type -> the rows in the order of the panels, so many in each, with zeros where there is none."""
+    return _in_panels(weight, panel) if gate == NO_GATE else _gated_panels(weight, panel // 2)
 
 
-def _in_panels(weight: Tensor) -> Tensor:
+def _in_panels(weight: Tensor, panel: int) -> Tensor:
     """Rows up to a whole number of panels; those at the end are zeros."""
-    missing = -weight.shape[0] % PANEL
+    missing = -weight.shape[0] % panel
     return torch.nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight
 
 
-def _gated_panels(weight: Tensor) -> Tensor:
-    """Half a panel of the first half of the rows, then the same of the second half, and so on."""
+def _gated_panels(weight: Tensor, size: int) -> Tensor:
+    """Half a panel, `size` rows, of the first half of the rows, then the same of the second half, and so on."""
     half = weight.shape[0] // 2
-    size = PANEL // 2
     missing = -half % size
     halves = [torch.nn.functional.pad(part, (0, 0, 0, missing)) for part in (weight[:half], weight[half:])]
     return torch.stack([part.view(-1, size, weight.shape[1]) for part in halves], 1).view(-1, weight.shape[1])

@@ -1,19 +1,17 @@
 """`Codes`: a weight whose integers or 8-bit floats lie apart from their scales. Knows no file format."""
 
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FLOAT8_UNIT, Q4_0, Q4_1, Q8_0, BlockFormat
 from pagemill.model.kernels.pack_linear import OCTET, Words
+from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight
 from pagemill.model.loading.packed_weight import NIBBLE_ZERO, PackedWeight, as_halves
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
-
-SCALES_AT_ONCE = 32_768
-"""So many stay in a core's caches from one operation to the next, and torch asks no other thread to help, which takes
-longer than the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +85,15 @@ def _limits(scales: Tensor, zeros: Tensor | None, unit: float = 1.0) -> Tensor |
     """Scales, which are multiplied with `unit`, and zeros of the same shape, two dimensions -> `Codes.limits` of that
     shape; None where 16-bit floats cannot hold them."""
     made = torch.empty(*scales.shape, 1 if zeros is None else 2, dtype=torch.float16)
-    rows_at_once = max(1, SCALES_AT_ONCE // max(1, scales.shape[1]))
-    for begin in range(0, len(scales), rows_at_once):
-        rows = slice(begin, begin + rows_at_once)
-        exact = [scales[rows].float() * unit]
-        if zeros is not None:
-            exact.append(exact[0] * (zeros[rows].float() + NIBBLE_ZERO).neg_())
+    width = scales.shape[1]
+    few_zeros = repeat(None) if zeros is None else few_rows(zeros, width)
+    for few, zero, to in zip(few_rows(scales, width), few_zeros, few_rows(made, width), strict=False):
+        exact = [few.float() * unit]
+        if zero is not None:
+            exact.append(exact[0] * (zero.float() + NIBBLE_ZERO).neg_())
         for place, limits in enumerate(exact):
             halves = as_halves(limits)
             if halves is None:
                 return None
-            made[rows, :, place] = halves
+            to[..., place] = halves
     return (made if zeros is None else made.view(torch.int32)).squeeze(-1)

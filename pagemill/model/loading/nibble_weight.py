@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from pagemill.model.kernels.pack_linear import OCTET, Words
+from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.packed_weight import NIBBLE_ZERO, Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a word, counted from the lowest, each of eight outputs has (`Words.OF_OUTPUTS`)."""
-ROWS_AT_ONCE = 512
 
 
 class Nibbles(QuantizedTensor):
@@ -145,15 +145,14 @@ def _all_zeros(parts: Sequence[NibbleWeight | WordWeight], outputs: int) -> Tens
     return torch.cat(zeros, outputs) if zeros else None
 
 
-def outputs_of(words: Tensor, rows_at_once: int = ROWS_AT_ONCE) -> Tensor:
-    """`Words.OF_OUTPUTS`, [n, out / 8] int32 -> [n, out] int8: their integers less 8. On the way, those of so many rows
-    have 32 bits each."""
+def outputs_of(words: Tensor) -> Tensor:
+    """`Words.OF_OUTPUTS`, [n, out / 8] int32, n > 0 -> [n, out] int8: their integers less 8."""
     shifts = torch.tensor(PLACES, dtype=torch.int32, device=words.device) * 4
-    made = torch.empty(len(words), words.shape[1] * OCTET, dtype=torch.int8, device=words.device)
-    for begin in range(0, len(words), rows_at_once):
-        rows = slice(begin, begin + rows_at_once)
-        made[rows] = ((words[rows].unsqueeze(-1) >> shifts) & 15).flatten(1).sub_(NIBBLE_ZERO)
-    return made
+    made = [
+        ((few.unsqueeze(-1) >> shifts) & 15).flatten(1).to(torch.int8).sub_(NIBBLE_ZERO)
+        for few in few_rows(words, words.shape[1] * OCTET)
+    ]
+    return torch.cat(made)
 
 
 def unpacked(weights: Sequence[Tensor | QuantizedTensor]) -> list[Tensor | QuantizedTensor]:

@@ -55,8 +55,7 @@ class AwqWeights(PackedMethod):
         words, scales = tensors["qweight"], tensors["scales"]
         groups = ScaleGrid(1, self._group_size).groups(part, words.device)
         if self.takes_blocks and scales.shape[1] == words.shape[1] * PER_WORD:
-            zeros = outputs_of(tensors["qzeros"], rows_at_once=1)  # so few that torch asks no other thread to help
-            return WordWeight(Words.OF_OUTPUTS, words, scales, groups, zeros)
+            return WordWeight(Words.OF_OUTPUTS, words, scales, groups, outputs_of(tensors["qzeros"]))
         first = 0 if part.splits_columns else part.rows.start % PER_WORD
         rows = slice(first, first + len(part.rows))
         values, zeros = (outputs_of(one).t().contiguous()[rows] for one in (words, tensors["qzeros"]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import NibbleWeight
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
@@ -100,8 +101,9 @@ class PackedIntegers(PackedMethod):
             groups = tensors["weight_g_idx"].long()
         zeros = None
         if not scheme.symmetric:
-            packed_zeros = tensors["weight_zero_point"].t()
-            zeros = _range_of(packed_zeros, scheme.bits, part.rows, not part.splits_columns).t().contiguous()
+            split = not part.splits_columns
+            packed_zeros = few_rows(tensors["weight_zero_point"].t(), len(part.rows))
+            zeros = torch.cat([_range_of(few, scheme.bits, part.rows, split) for few in packed_zeros]).t().contiguous()
         scales = scheme.spread_scales(tensors, part)
         if scheme.bits == 4 and not scheme.ordered and self.takes_blocks:
             nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))

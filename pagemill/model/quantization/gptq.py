@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagemill.errors import ModelError
 from pagemill.model.kernels.pack_linear import Words
+from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
@@ -93,22 +94,29 @@ class GptqWeights(PackedMethod):
         tensors = only_tensors(stored)
         layout = self._layout
         bits = layout.bits
-        first = first_read(part.rows, bits, not part.splits_columns)
-        zeros = unpack(tensors["qzeros"], bits, first + len(part.rows))[:, first:]
-        zeros = zeros + layout.zero_offset & (1 << bits) - 1
-        own_zeros = None if bool((zeros == 1 << bits - 1).all()) else centred(zeros, bits)
+        zeros = self._zeros(tensors["qzeros"], part)
         words, scales = tensors["qweight"], tensors["scales"]
         groups = ScaleGrid(1, layout.group_size).groups(part, words.device)
         if layout.ordered:
             groups = tensors["g_idx"].long()
         if bits == 4 and self.takes_blocks and len(words) * WORD == len(part.columns) * bits:
-            return WordWeight(Words.OF_INPUTS, words, scales, groups, own_zeros)
+            return WordWeight(Words.OF_INPUTS, words, scales, groups, zeros)
         first = first_read(part.columns, bits, part.splits_columns)
         values = unpack(words.t().contiguous(), bits, first + len(part.columns))[:, first:]
         found = centred(values.contiguous(), bits)
-        if own_zeros is not None:
-            own_zeros = own_zeros.t().contiguous()
-        return PackedWeight(bits, found, scales.t().contiguous(), groups, own_zeros)
+        if zeros is not None:
+            zeros = zeros.t().contiguous()
+        return PackedWeight(bits, found, scales.t().contiguous(), groups, zeros)
+
+    def _zeros(self, packed: Tensor, part: WeightPart) -> Tensor | None:
+        """[G, rows of the part] int8 around 0, of what was read of qzeros; None: all are 0."""
+        bits = self._layout.bits
+        first = first_read(part.rows, bits, not part.splits_columns)
+        made = []
+        for few in few_rows(packed, len(part.rows)):
+            stored = unpack(few, bits, first + len(part.rows))[:, first:]
+            made.append(centred(stored + self._layout.zero_offset & (1 << bits) - 1, bits))
+        return torch.cat(made) if any(bool(zeros.any()) for zeros in made) else None
 
 
 def make(request: QuantRequest) -> Quantization:

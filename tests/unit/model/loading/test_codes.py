@@ -5,7 +5,7 @@ import torch
 
 from pagemill.model.kernels.linear_int import FLOAT8, FLOAT8_UNIT, Q4_0, Q4_1, Q8_0
 from pagemill.model.kernels.pack_linear import Words
-from pagemill.model.loading import codes as module
+from pagemill.model.loading import few_rows
 from pagemill.model.loading.codes import codes_of
 from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
@@ -44,7 +44,7 @@ LIMITS = torch.stack([SCALES.half(), (SCALES * -(ZEROS + 8.0)).half()], -1)
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_zero_points_become_minima(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SCALES_AT_ONCE", at_once)
+    monkeypatch.setattr(few_rows, "VALUES_AT_ONCE", at_once)
     pairs = nibbles()
     codes = codes_of(NibbleWeight(pairs.pairs, SCALES, pairs.groups, zeros=ZEROS))
     assert codes is not None
