@@ -62,8 +62,7 @@ def _of_words(weight: WordWeight) -> Codes | None:
     order = None
     groups = weight.groups
     if not bool((groups[1:] >= groups[:-1]).all()):
-        order = groups.argsort(stable=True)
-        groups = groups[order]
+        groups, order = groups.sort(stable=True)
     of_blocks = _of_blocks(groups)
     limits = _limits(weight.scales, weight.zeros)
     if of_blocks is None or limits is None or len(weight) % OCTET:
