@@ -14,7 +14,7 @@ constexpr int64_t PANEL_OCTETS = LINEAR_PANEL / OCTET;
 constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
 // Panels that a thread makes side by side, block after block. Of each input, or eight inputs, the file has the words of all
 // outputs together: one panel after the other would take a few bytes of a page at a time, and come back for the rest.
-constexpr int64_t TILE_PANELS = 32;
+constexpr int64_t TILE_PANELS = 128;
 
 const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + row * octet.words_stride; }
 
