@@ -34,7 +34,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.perplexity import TEXT, Settings, token_losses
+from benchmarks.perplexity import KV_CACHE_BYTES, TEXT, Settings, token_losses
 from pagemill import LLM, SamplingParams
 from pagemill.artifacts.describe import locate
 from pagemill.model.kernels.linear_int import NF4_LEVELS
@@ -196,8 +196,8 @@ def measure_speed(gguf: Path, stored: Path, args: argparse.Namespace) -> dict[st
 
 
 def _on(device: str) -> dict[str, Any]:
-    """Settings with which several engines fit on a device."""
-    return {"dtype": "bfloat16", "device": device} | ({"gpu_memory_utilization": 0.2} if device == "cuda" else {})
+    """Settings of all engines but those of perplexity."""
+    return {"dtype": "bfloat16", "device": device, "kv_cache_memory_bytes": KV_CACHE_BYTES}
 
 
 def _ratio(rates: list[float], of: list[float]) -> float:
@@ -221,21 +221,21 @@ def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> d
 def measure_chat(stored: Path, plain: Path, device: str) -> dict[str, Any]:
     """Greedy answers, and how many of their tokens are those of the dequantized weights."""
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
-    engine = LLM(str(stored), max_model_len=1024, **_on(device))
     told: list[dict[str, str]] = []
     read = []
-    for question in QUESTIONS:
-        told.append({"role": "user", "content": question})
-        answer = engine.chat(told, params, use_tqdm=False)[0]
-        told.append({"role": "assistant", "content": answer.outputs[0].text})
-        read.append((list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)))
-    other = LLM(str(plain), max_model_len=1024, **_on(device))
+    with LLM(str(stored), max_model_len=1024, **_on(device)) as engine:
+        for question in QUESTIONS:
+            told.append({"role": "user", "content": question})
+            answer = engine.chat(told, params, use_tqdm=False)[0]
+            told.append({"role": "assistant", "content": answer.outputs[0].text})
+            read.append((list(answer.prompt_token_ids), list(answer.outputs[0].token_ids)))
     likeliest = SamplingParams(max_tokens=1, temperature=0)
     agreed = 0
-    for prompt, tokens in read:
-        texts = [{"prompt_token_ids": prompt + tokens[:count]} for count in range(len(tokens))]
-        found = [result.outputs[0].token_ids[0] for result in other.generate(texts, likeliest, use_tqdm=False)]
-        agreed += sum(one == token for one, token in zip(found, tokens, strict=True))
+    with LLM(str(plain), max_model_len=1024, **_on(device)) as other:
+        for prompt, tokens in read:
+            texts = [{"prompt_token_ids": prompt + tokens[:count]} for count in range(len(tokens))]
+            found = [result.outputs[0].token_ids[0] for result in other.generate(texts, likeliest, use_tqdm=False)]
+            agreed += sum(one == token for one, token in zip(found, tokens, strict=True))
     total = sum(len(tokens) for _, tokens in read)
     return {"chat": [turn["content"] for turn in told[1::2]], "agreed": [agreed, total]}
 

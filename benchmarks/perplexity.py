@@ -25,6 +25,8 @@ from pagemill.artifacts.describe import locate
 from pagemill.tokenizers.load import load_tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
+KV_CACHE_BYTES = 1 << 29
+"""Of each engine: several are in one process."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +41,27 @@ class Settings:
 
 def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int, shifts: int) -> torch.Tensor:
     """Negative log-likelihood of every token, the mean over the windows in which it has one before it."""
-    engine = LLM(
+    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+    sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
+    with LLM(
         str(path),
         dtype=settings.dtype,
         max_model_len=2048,
         quantization=settings.quantization,
         kv_cache_dtype=settings.kv_cache_dtype,
+        kv_cache_memory_bytes=KV_CACHE_BYTES,
         device=settings.device,
         max_num_seqs=1,
-        gpu_memory_utilization=0.3,
         enforce_eager=True,
-    )
-    params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
-    for shift in range(shifts):
-        bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
-        for begin, end in itertools.pairwise(bounds):
-            part = token_ids[begin:end]
-            (scored,) = engine.generate([{"prompt_token_ids": part}], params, use_tqdm=False)
-            found = zip(part[1:], scored.prompt_logprobs[1:], strict=True)
-            sums[begin + 1 : end] -= torch.tensor([of_token[token].logprob for token, of_token in found])
-            counts[begin + 1 : end] += 1
+    ) as engine:
+        for shift in range(shifts):
+            bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
+            for begin, end in itertools.pairwise(bounds):
+                part = token_ids[begin:end]
+                (scored,) = engine.generate([{"prompt_token_ids": part}], params, use_tqdm=False)
+                found = zip(part[1:], scored.prompt_logprobs[1:], strict=True)
+                sums[begin + 1 : end] -= torch.tensor([of_token[token].logprob for token, of_token in found])
+                counts[begin + 1 : end] += 1
     return sums[counts > 0] / counts[counts > 0]
 
 
