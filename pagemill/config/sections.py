@@ -56,7 +56,7 @@ class ModelSettings:
     dtype: str = setting("auto", "type of weights and activations", choices=DTYPES)
     quantization: str | None = setting(
         None,
-        "precision of weights: none dequantizes a quantized file; int8, int4, int4_g64, int4_g128 (on CPUs), fp8 and "
+        "precision of weights: none dequantizes a quantized file; int8, int4, int4_g64, int4_g128, fp8 and "
         "fp8_per_block quantize a float checkpoint, int8 also the floats of a quantized one; also the quant_method of "
         "a checkpoint, or a name that a plug-in adds (default: as in the file)",
         short="-q",

@@ -44,7 +44,7 @@ def store(folder: Path, to: Path, config: dict[str, Any], quantize: Quantize, on
             stored[name] = dequantized[name] = weight
             continue
         tensors, values = quantize(weight)
-        dequantized[name] = values.float()
+        dequantized[name] = values.float().contiguous()
         stored |= {f"{module}.{kind}": tensor.clone().contiguous() for kind, tensor in tensors.items()}
     save_file(stored, packed / "model.safetensors", {"format": "pt"})
     save_file(dequantized, plain / "model.safetensors", {"format": "pt"})

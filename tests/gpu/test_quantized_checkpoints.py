@@ -96,6 +96,18 @@ def test_the_output_head_in_8_bits(checkpoints, tmp_path):
     check_regrets(Reference(str(plain)), prompts, outputs, most=0.2, mean=0.01)
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int4_g64"])
+def test_floats_that_become_integers_at_load(checkpoints, architecture, name):
+    """Rounded weights choose tokens that are nearly as likely."""
+    path = checkpoints.path(architecture)
+    prompts = make_prompts(8)
+    with make_llm(path, quantization=name) as llm:
+        outputs = run(llm, prompts, greedy(16))
+    most, mean = (0.5, 0.02) if name == "int8" else (3.0, 0.4)
+    check_regrets(Reference(path), prompts, outputs, most=most, mean=mean)
+
+
 @pytest.mark.parametrize("quantized", [False, True])
 def test_experts_of_gpt_oss(tmp_path, quantized):
     """In one tensor, with biases and gates that are clamped where transformers clamps them, whatever its version."""

@@ -9,7 +9,7 @@ from pagemill.model.kernels import eight_bits, moe, packed
 from pagemill.model.kernels.packed import Packed
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
-from pagemill.model.quantization.device_experts import DeviceExperts
+from pagemill.model.quantization.device_experts import DeviceExperts, Ways
 from pagemill.model.quantization.eight_bits import EightBitsWeight
 from pagemill.model.quantization.fp8 import MIN_CAPABILITY, Fp8Weight
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, QuantMethod
@@ -97,7 +97,12 @@ class DeviceWeights(QuantMethod):
         return self.prepare(stacked_with_note(parts, dtype, self._parts_note), gate)
 
     def experts(self, sizes: ExpertSizes, dtype: torch.dtype, device: torch.device, gate: str) -> ExpertWeights:
-        return DeviceExperts(sizes, dtype, moe.form_of(gate), (_packed, multiplies_eight_bits, self._tell))
+        return DeviceExperts(sizes, dtype, moe.form_of(gate), self.expert_ways)
+
+    @property
+    def expert_ways(self) -> Ways:
+        """How `DeviceExperts` are to hold weights."""
+        return _packed, multiplies_eight_bits, self._tell
 
     def _tell(self, weight: PackedWeight) -> None:
         self._note.warn(weight.description, str(self._dtype)[6:])

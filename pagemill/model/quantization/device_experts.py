@@ -22,13 +22,13 @@ Eight = Callable[[PackedWeight], bool]
 Note = Callable[[PackedWeight], None]
 """Tell that a weight is dequantized."""
 
+Ways = tuple[Pack, Eight, Note]
+
 
 class _Stack:
     """One weight [out, in] of each expert, in the form of the first that comes; as floats where others have another."""
 
-    def __init__(
-        self, num_experts: int, dtype: torch.dtype, ways: tuple[Pack, Eight, Note], inner: int | None = None
-    ) -> None:
+    def __init__(self, num_experts: int, dtype: torch.dtype, ways: Ways, inner: int | None = None) -> None:
         """`inner`: of gates and ups, which are packed with padding, how many each are."""
         self._num_experts = num_experts
         self._inner = inner
@@ -101,9 +101,7 @@ def _factors(weight: PackedWeight) -> Tensor | None:
 class DeviceExperts(ExpertWeights):
     """The experts of a layer, in three forms: packed, floats of 8 bits with factors, or the model's floats."""
 
-    def __init__(
-        self, sizes: ExpertSizes, dtype: torch.dtype, form: ExpertForm, ways: tuple[Pack, Eight, Note]
-    ) -> None:
+    def __init__(self, sizes: ExpertSizes, dtype: torch.dtype, form: ExpertForm, ways: Ways) -> None:
         # Each half of the first layer begins with a tile.
         padded = sizes.inner_size if sizes.inner_size % TILE else None
         self.gate_up = _Stack(sizes.num_experts, dtype, ways, padded)

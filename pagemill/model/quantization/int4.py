@@ -1,6 +1,7 @@
 """Weights of 4-bit integers in groups of inputs, made of a float checkpoint at load. Knows no file format.
 
-Embedding and output head become 8-bit integers: their errors would be those of all tokens.
+Embedding and output head become 8-bit integers, for their errors would be those of all tokens; on a GPU the embedding
+stays floats.
 """
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from pagemill.model.kernels.linear_int import BLOCK
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
+from pagemill.model.quantization.device_made import EIGHT_BITS, Way, on_device
 from pagemill.model.quantization.integers import Integers, require
 from pagemill.model.quantization.interface import LinearWeight, Quantization, QuantRequest, Uniform
 from pagemill.model.quantization.once import Once
@@ -56,7 +58,7 @@ class Integers4(Integers):
 
 
 def make(request: QuantRequest) -> Quantization:
-    """Groups of 32, each with its scale. Raises ConfigError where the kernels cannot run."""
+    """Groups of 32, each with its scale. Raises ConfigError where there are no kernels for them."""
     return _make(request, 32, "int4")
 
 
@@ -71,5 +73,7 @@ def make_128(request: QuantRequest) -> Quantization:
 
 
 def _make(request: QuantRequest, group_size: int, name: str) -> Quantization:
+    if request.device.startswith("cuda"):
+        return on_device(request.dtype, (Way(quantize, group_size), *EIGHT_BITS))
     require(request, name)
     return Uniform(Integers4(group_size), ends=Integers(quantize_floats=True))

@@ -15,6 +15,7 @@ from pagemill.model.loading.nibble_weight import Nibbles, unpacked
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
+from pagemill.model.quantization.device_made import on_device
 from pagemill.model.quantization.experts import SeparateExperts
 from pagemill.model.quantization.interface import (
     ExpertSizes,
@@ -142,7 +143,9 @@ def as_stored(request: QuantRequest) -> QuantMethod:
 
 
 def make(request: QuantRequest) -> Quantization:
-    """8-bit integers of float weights, too. Raises ConfigError where the kernels cannot run."""
+    """8-bit integers of float weights, too. Raises ConfigError where there are no kernels for them."""
+    if request.device.startswith("cuda"):
+        return on_device(request.dtype)
     require(request)
     return Uniform(Integers(quantize_floats=True))
 

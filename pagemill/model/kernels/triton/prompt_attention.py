@@ -138,14 +138,12 @@ def _place_of(item, num_tiles, heads_at_once):
 @gluon.jit
 def _tell(items, buffer, item):
     """Leave the item for the warpgroups, who look once the buffer's queries are there."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    items.index(buffer).store(gl.full([1], item, gl.int32, layout))
+    items.index(buffer).store(gl.full([1], item, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
 def _told(items, buffer):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.sum(items.index(buffer).load(layout), 0)
+    return gl.sum(items.index(buffer).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit
