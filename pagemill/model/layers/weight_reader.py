@@ -103,5 +103,5 @@ def _is_of(floats: StoredTensor, kind: str, tensor: Tensor) -> bool:
 
 
 def _is_alike(stored: StoredTensor, floats: StoredTensor) -> bool:
-    """Whether a tensor of that name, shape and type may be either."""
-    return stored.kind == floats.kind and stored.takes(floats.shape) and not set(stored.dtypes).isdisjoint(FLOATS)
+    """Whether a tensor of that name and type may be either: then the method reads floats itself, in its own shape."""
+    return stored.kind == floats.kind and not set(stored.dtypes).isdisjoint(FLOATS)
