@@ -95,10 +95,15 @@ def pack(values: Tensor, scales: Tensor, zeros: Tensor | None, size: int, bits: 
 def eight_bits(weight: Tensor) -> Packed | None:
     """Floats [N, K] as integers of 8 bits, in groups of 128 inputs where those are whole, else of 32; None where these
     are not."""
-    num_outputs, num_inputs = weight.shape
+    num_inputs = weight.shape[1]
     size = next((size for size in (4 * PLANE, PLANE) if num_inputs % size == 0), None)
-    if size is None:
-        return None
+    return None if size is None else pack(*rounded(weight, size), None, size, 8)
+
+
+def rounded(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Floats [N, K], in a multiple of `size` inputs -> int8 [N, K], for each group the nearest of 255 integers around
+    0, its largest exact, and scales [N, K / size] float32."""
+    num_outputs, num_inputs = weight.shape
     values = torch.empty(num_outputs, num_inputs, dtype=torch.int8, device=weight.device)
     scales = torch.empty(num_outputs, num_inputs // size, device=weight.device)
     for begin in range(0, num_outputs, _ROWS_AT_ONCE):
@@ -107,7 +112,7 @@ def eight_bits(weight: Tensor) -> Packed | None:
         scales[begin : begin + len(part)] = largest
         made = (part / largest.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)).round_()
         values[begin : begin + len(part)] = made.flatten(1).to(torch.int8)
-    return pack(values, scales, None, size, 8)
+    return values, scales
 
 
 def floats(weight: Packed, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels import moe
+from pagemill.model.kernels import moe, packed
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
@@ -14,8 +14,7 @@ from pagemill.model.quantization.device_experts import DeviceExperts, Ways
 from pagemill.model.quantization.interface import ExpertSizes, ExpertWeights, LinearWeight, Quantization, Uniform
 from pagemill.model.quantization.once import Once
 
-LARGEST = 127
-"""Of the integers of 8 bits."""
+NO_WHOLE_GROUPS = "layers of %d inputs become integers of 8 bits, not 4: they are no whole groups of %d"
 
 
 class Way(NamedTuple):
@@ -28,13 +27,8 @@ class Way(NamedTuple):
 
 
 def quantize_8(weight: Tensor, size: int) -> PackedWeight:
-    """[out, in] of floats, in a multiple of `size` -> the nearest of 255 values around 0 for each group, whose largest
-    is exact."""
-    groups = weight.float().view(len(weight), -1, size)
-    scales = groups.abs().amax(-1) / LARGEST
-    tiny = torch.finfo(torch.float32).tiny
-    values = (groups / scales.clamp_min(tiny).unsqueeze(-1)).round_().to(torch.int8).flatten(1)
-    return PackedWeight(8, values, scales, neighbours(weight.shape[1], size, 0, weight.device))
+    """[out, in] of floats, in a multiple of `size` -> integers, as `packed.rounded` makes them."""
+    return PackedWeight(8, *packed.rounded(weight, size), neighbours(weight.shape[1], size, 0, weight.device))
 
 
 EIGHT_BITS = (Way(quantize_8, 128), Way(quantize_8, 32))
@@ -47,8 +41,7 @@ class MadeOnDevice(DeviceWeights):
         """`dtype`: the model's."""
         super().__init__(dtype)
         self._ways = ways
-        self._bits_note = Once("layers of %d inputs become integers of 8 bits, not 4: they are no whole groups of %d")
-        self._floats_note = Once("layers of %d inputs stay floats: --quantization is of multiples of %d inputs")
+        self._bits_note = Once(NO_WHOLE_GROUPS)
 
     def prepare(self, weight: Tensor | QuantizedTensor, gate: str | None = None) -> LinearWeight:
         return super().prepare(self.made(weight), gate)
@@ -63,7 +56,7 @@ class MadeOnDevice(DeviceWeights):
         width = weight.shape[1]
         way = next((way for way in self._ways if width % way.size == 0), None)
         if way is None:
-            self._floats_note.warn(width, self._ways[-1].size)
+            self._width_note.warn(width, self._ways[-1].size)
             return weight
         found = way.quantize(floats(weight, self._dtype), way.size)
         if way.quantize is not self._ways[0].quantize:

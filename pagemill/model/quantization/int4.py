@@ -10,7 +10,7 @@ from torch import Tensor
 from pagemill.model.kernels.linear_int import BLOCK
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
-from pagemill.model.quantization.device_made import EIGHT_BITS, Way, on_device
+from pagemill.model.quantization.device_made import EIGHT_BITS, NO_WHOLE_GROUPS, Way, on_device
 from pagemill.model.quantization.integers import Integers, require
 from pagemill.model.quantization.interface import LinearWeight, Quantization, QuantRequest, Uniform
 from pagemill.model.quantization.once import Once
@@ -46,7 +46,7 @@ class Integers4(Integers):
     def __init__(self, group_size: int) -> None:
         super().__init__(quantize_floats=True)
         self._group_size = group_size
-        self._groups_note = Once("layers of %d inputs become integers of 8 bits, not 4: they are no whole groups of %d")
+        self._groups_note = Once(NO_WHOLE_GROUPS)
 
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         width = weight.shape[1]
