@@ -38,7 +38,7 @@ class MadeOnDevice(DeviceWeights):
     """Floats become integers in the first way whose groups are whole, those of experts too."""
 
     def __init__(self, dtype: torch.dtype, ways: Sequence[Way]) -> None:
-        """`dtype`: the model's."""
+        """`dtype`: of the model's activations, and of layers that stay floats; `ways`: the best one first."""
         super().__init__(dtype)
         self._ways = ways
         self._bits_note = Once(NO_WHOLE_GROUPS)
