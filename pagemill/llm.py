@@ -293,10 +293,12 @@ class LLM(OfflineControl):
         self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
         """One SamplingParams per prompt, that reports only the end."""
-        given = params if isinstance(params, Sequence) else [params or self.get_default_sampling_params()] * num_prompts
-        if len(given) != num_prompts:
-            raise ValueError(f"sampling_params has {len(given)} entries for {num_prompts} prompts")
-        return [item.replace(output_kind=RequestOutputKind.FINAL_ONLY) for item in given]
+        if isinstance(params, Sequence):
+            if len(params) != num_prompts:
+                raise ValueError(f"sampling_params has {len(params)} entries for {num_prompts} prompts")
+            return [item.replace(output_kind=RequestOutputKind.FINAL_ONLY) for item in params]
+        given = params or self.get_default_sampling_params()
+        return [given.replace(output_kind=RequestOutputKind.FINAL_ONLY)] * num_prompts
 
     def _render(
         self,

@@ -5,7 +5,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Annotated, Any, Protocol
+
+import msgspec
 
 from pagemill.errors import RequestError
 from pagemill.messages.bounds import check_integer
@@ -86,14 +89,21 @@ def _prompt_fits(admission: Admission, bounds: Bounds) -> None:
 
 def _token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
     ids = admission.token_ids
-    if any(kind is not int for kind in set(map(type, ids))):
-        wrong = next(item for item in ids if type(item) is not int)
-        raise RequestError(f"token id {shown(wrong)} in the prompt is not an integer", "prompt")
-    if min(ids) < 0 or max(ids) >= bounds.vocab_size:
-        wrong = next(item for item in ids if not 0 <= item < bounds.vocab_size)
+    try:
+        msgspec.convert(ids, _list_of_ids(bounds.vocab_size))  # one pass, where type, least and greatest are three
+    except msgspec.ValidationError:
+        wrong = next(item for item in ids if type(item) is not int or not 0 <= item < bounds.vocab_size)
+        if type(wrong) is not int:
+            raise RequestError(f"token id {shown(wrong)} in the prompt is not an integer", "prompt") from None
         raise RequestError(
             f"token id {shown(wrong)} in the prompt is not allowed: 0 to {bounds.vocab_size - 1}", "prompt"
-        )
+        ) from None
+
+
+@cache
+def _list_of_ids(vocab_size: int) -> Any:
+    """The type of a list of so many different ids."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]
 
 
 def _dimensions_are_there(admission: Admission, bounds: Bounds) -> None:

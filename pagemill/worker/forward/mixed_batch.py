@@ -87,6 +87,8 @@ class BatchBounds:
     def of(cls, batch: InputBatch, shared: tuple[int, ...] = ()) -> "BatchBounds":
         """Of this batch alone."""
         lengths = np.diff(batch.query_start)
+        lasts = batch.query_start[1:] - 1
+        asked = lasts[np.searchsorted(lasts[:-1], batch.logits_index)]
         lens = BatchLens(batch.query_start, batch.seq_lens)
         return cls(
             batch.num_tokens,
@@ -95,7 +97,7 @@ class BatchBounds:
             batch.max_seq_len,
             shared,
             lens=lens,
-            asks_for_ends=bool(np.isin(batch.logits_index, batch.query_start[1:] - 1).all()),
+            asks_for_ends=bool((asked == batch.logits_index).all()),
         )
 
     def verifying(self, decode_len: int) -> "BatchBounds":
