@@ -1,11 +1,13 @@
 """Prompts over latent vectors, one layer of DeepSeek-V2-Lite (16 heads) and V3 (128), in captured graphs.
 
-    PYTHONPATH=. python benchmarks/gpu_mla.py [--only check|layer|kernel|few|weights|model] [--json FILE]
+    PYTHONPATH=. python benchmarks/gpu_mla.py [--only check|layer|kernel|steady|few|weights|model] [--json FILE]
 
 `check` compares with attention by definition; `layer` is all from queries and latent vectors to values, with keys and
 values of their own for each head by the kernel for Hopper GPUs and by the one for all, and by queries in the latent
-space; `kernel` is attention alone; `few` finds from how many tokens on keys and values are made; `weights` times the
-two products of decoding by how their matrix lies in memory; `model` is all of DeepSeek-V2-Lite. Knows one GPU.
+space; `kernel` is attention alone; `steady` the same for half a second at a time, at the clock that the GPU's power
+allows, with several limits to what programs read at the same time (--shares, MB; 1000: all heads); `few` finds from how
+many tokens on keys and values are made; `weights` times the two products of decoding by how their matrix lies in
+memory; `model` is all of DeepSeek-V2-Lite. Knows one GPU.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +27,7 @@ from benchmarks.gpu_attention import graph_us
 from benchmarks.latent_case import LatentCase, LatentShape
 from pagemill.model.attention.backends import latent_prompts
 from pagemill.model.attention.backends.triton_mla import TritonMlaBackend
+from pagemill.model.kernels import gpu_facts
 from pagemill.model.kernels.triton import launch, mla_prompts, mla_prompts_hopper
 
 DEVICE = "cuda"
@@ -147,7 +151,8 @@ def _kernel(heads: int, work: Work) -> dict[str, Any]:
     spare = torch.empty(2, len(case.query), step.heads, 128, dtype=torch.float32, device=DEVICE)
     carried = mla_prompts.Carried(sums, totals, step.carried_token) if step.num_carried else None
     unused = carried or mla_prompts.Carried(spare[0], spare[1], 0)
-    given = (out, case.query, keys, expanded, step.records, case.shape.spec.scale, step.first_head)
+    tiles = mla_prompts.Tiles(step.records, step.counter)
+    given = (out, case.query, keys, expanded, tiles, case.shape.spec.scale, step.first_head)
     times = {
         "gather": graph_us(lambda: mla_prompts.gather(keys, case.cache, case.common.block_table, step.pieces)),
         "make": graph_us(lambda: case.weights.make(keys, expanded, step.first_head)),
@@ -165,6 +170,51 @@ def _kernel(heads: int, work: Work) -> dict[str, Any]:
         flush=True,
     )
     return {"heads": heads, "work": asdict(work), "us": times, "tflops": tflops}
+
+
+def steady(shares: Sequence[int]) -> list[dict[str, Any]]:
+    """Attention alone, of all passes; without `shares` as the kernel chooses."""
+    return [_steady(heads, work, shares) for heads in HEADS for work in WORKS]
+
+
+def _steady(heads: int, work: Work, shares: Sequence[int]) -> dict[str, Any]:
+    made = Layer(work, heads)
+    made.run(made.expanded)
+    case, plan = made.case, made.expanded
+    out = torch.empty(len(case.query), heads, 128, dtype=torch.bfloat16, device=DEVICE)
+
+    def attend() -> None:
+        latent_prompts.attend(
+            out, case.query, case.cache, case.common.block_table, case.shape.spec.scale, case.weights, plan.prompts,
+            plan.workspace,
+        )  # fmt: skip
+
+    times = {}
+    # What it reads is what the run above has left there.
+    with patch.object(mla_prompts, "gather"), patch.object(type(case.weights), "make"):
+        if not shares:
+            times["as chosen"] = steady_us(attend)
+        for share in shares:
+            with patch.object(gpu_facts, "L2_SHARE", share << 20):
+                times[f"{share} MB"] = steady_us(attend)
+    said = "  ".join(f"{name} {us:8.1f} us {flops(work, heads) / us / 1e6:5.0f}" for name, us in times.items())
+    print(f"steady {heads:3} heads {work!s:20} {said} TFLOP/s", flush=True)
+    return {"heads": heads, "work": asdict(work), "us": times}
+
+
+def steady_us(call: Callable[[], object], seconds: float = 0.5) -> float:
+    """Microseconds of a call in a captured graph, of as many one after the other as take so long."""
+    replays = int(seconds * 1e6 / graph_us(call, 3)) + 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3 / replays
 
 
 def few() -> list[dict[str, Any]]:
@@ -258,17 +308,22 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
+def _shares(said: str) -> list[int]:
+    return [int(share) for share in said.split(",")]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=sorted(PARTS))
+    parser.add_argument("--only", choices=sorted((*PARTS, "steady")))
+    parser.add_argument("--shares", type=_shares, default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     print(torch.cuda.get_device_name(), f"dependent launch: {launch.dependent()}", flush=True)
     results = {}
     with torch.inference_mode():
-        for name, part in PARTS.items():
+        for name, part in (PARTS | {"steady": partial(steady, options.shares)}).items():
             if options.only in (None, name):
                 results[name] = part()
     if options.json:

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.latent_case import LatentCase, LatentShape
 from pagemill.model.attention.backends import latent_prompts
+from pagemill.model.kernels import gpu_facts
 from tests.fakes.tiny_checkpoint import make_checkpoint
 from tests.fakes.triton_interpreter import DEVICE
 from tests.gpu.conftest import LARGER, calm_weights
@@ -57,6 +58,22 @@ def test_attention_equals_the_definition(dependent, kernel, room, shape, dtype, 
     case.common = dataclasses.replace(case.common, batch_lens=None)
     absorbed = case.run(TritonMlaBackend, builder)
     assert relative_error(absorbed[: len(expected)], expected) < 1e-2
+
+
+@pytest.mark.parametrize("heads", [16, 6, 7])
+def test_heads_one_after_the_other(heads, dependent, monkeypatch):
+    """Keys that the L2 cache does not hold: a part of the heads at the same time; again and again with one plan."""
+    shape = dataclasses.replace(LITE, heads=heads)
+    case = LatentCase(shape, [(700, 3000), (300, 300), (1, 700), (1500, 1500)], torch.bfloat16, "cuda")
+    builder = MlaBuilder(shape.spec, torch.device("cuda"), 256 << 20)
+    expected = case.run(TritonMlaBackend, builder)
+    assert relative_error(expected, case.expected(torch.float32)) < 1e-2
+    impl, metadata = TritonMlaBackend.impl(shape.spec), builder.build(case.common)
+    for megabytes in (1, 6, 12, 1000):
+        monkeypatch.setattr(gpu_facts, "L2_SHARE", megabytes << 20)
+        for _ in range(3):
+            result = impl.attend_latents(case.query, case.kept, case.cache, metadata, case.weights)
+            assert torch.equal(result, expected)
 
 
 def test_float32():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import CommonAttentionMetadata
-from pagemill.model.kernels.gpu_facts import is_hopper, num_processors
+from pagemill.model.kernels.gpu_facts import heads_in_l2, is_hopper, num_processors
 
 LOG2_E = 1.4426950408889634
 ROWS = 128
@@ -16,9 +16,6 @@ RECORD = 8
 """Rows of a tile, and numbers that say what it is, as in prompt_attention.py."""
 BYTES_OF_TOKEN = 2 * 2
 """For each element of a head: of its key and its value."""
-L2_SHARE = 20 << 20
-"""Bytes of keys and values that programs read at the same time; the L2 cache has 50 MB, in two halves that both keep
-what both read."""
 _GROUPS = (1, 2, 4, 8, 16)
 """Query heads of a key head: the copy engine fetches boxes whose sizes are powers of two."""
 
@@ -114,15 +111,11 @@ def plan_ends(
 
 
 def _heads_at_once(spec: AttentionLayerSpec, common: CommonAttentionMetadata) -> int:
-    """As many as keep their keys and values in the L2 cache, if there is such a number of them; where the host does not
-    know lengths, all: then there are few tokens."""
-    heads = spec.num_kv_heads
+    """Where the host does not know lengths, all: then there are few tokens."""
     if common.batch_lens is None:
-        return heads
-    size = int(common.batch_lens.seq_lens.sum()) * spec.head_size * BYTES_OF_TOKEN
-    while heads % 2 == 0 and heads * size > L2_SHARE:
-        heads //= 2
-    return heads
+        return spec.num_kv_heads
+    num_tokens = int(common.batch_lens.seq_lens.sum())
+    return heads_in_l2(spec.num_kv_heads, num_tokens * spec.head_size * BYTES_OF_TOKEN)
 
 
 def attend(

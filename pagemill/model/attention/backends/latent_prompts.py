@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pagemill.model.attention.interface import BatchLens, LatentWeights
 from pagemill.model.kernels.gpu_facts import is_hopper
-from pagemill.utils.math import ceil_div
+from pagemill.utils.math import ceil_div, round_up
 
 WORKSPACE_BYTES = 256 << 20
 TILE = 128
@@ -30,6 +30,10 @@ TOKENS_PER_KEY = 48
 Measured: below 16 for prompts with nothing before them, about 40 for those after 8,192 tokens."""
 HEADS_TOGETHER = 16
 """That fill a GPU even with few tiles: fewer are computed together only where one request's keys are too many."""
+
+HEADS_ROUNDED = 4
+"""Heads of a pass that has not all are a multiple of so many, if there is room: as many as the L2 cache keeps at the
+same time are to divide them."""
 
 _SLACK = 64
 """Bytes by which parts of the workspace are moved to begin at multiples of 16."""
@@ -94,6 +98,8 @@ class LatentPass:
     """[n, 4] int32: which, as mla_prompts.gather_latents takes them."""
     records: Tensor
     """[tiles, RECORD] int32, those of the most keys first."""
+    counter: Tensor
+    """[1] int32, 0 before the first layer: of the work, how much has been taken."""
     first_head: int
     heads: int
     carried_token: int
@@ -128,10 +134,10 @@ class LatentPrompts:
         tables = _sent([found for each in passes for found in _tables(each.parts, self._lens)], self._device)
         return [
             LatentPass(
-                each.num_rows, pieces.view(-1, 4), records.view(-1, RECORD), each.first_head, each.heads,
-                each.carried_token, each.num_carried,
+                each.num_rows, pieces.view(-1, 4), records.view(-1, RECORD), counter, each.first_head,
+                each.heads, each.carried_token, each.num_carried,
             )
-            for each, pieces, records in zip(passes, tables[::2], tables[1::2], strict=True)
+            for each, pieces, records, counter in zip(passes, *(tables[which::3] for which in range(3)), strict=True)
         ]  # fmt: skip
 
 
@@ -173,7 +179,7 @@ def _by_heads(parts: Sequence[_Part], rows: int, sizes: LatentSizes, room: int) 
     """As many heads at once as there is room for."""
     spare = room - sizes.bytes_for(rows, 0)
     most = min(sizes.heads, spare // (rows * sizes.expanded * sizes.element))
-    heads = ceil_div(sizes.heads, ceil_div(sizes.heads, most))
+    heads = min(most, round_up(ceil_div(sizes.heads, ceil_div(sizes.heads, most)), HEADS_ROUNDED))
     for first in range(0, sizes.heads, heads):
         yield _Pass(parts, first, min(heads, sizes.heads - first))
 
@@ -198,8 +204,9 @@ def _rows(tokens: int, heads: int, sizes: LatentSizes, room: int) -> int:
     return (room - sizes.carried_bytes(tokens, heads)) // sizes.bytes_for(1, heads) // TILE * TILE
 
 
-def _tables(parts: Sequence[_Part], lens: BatchLens) -> tuple[_Ints, _Ints]:
-    return _pieces(parts), _records(parts, lens)
+def _tables(parts: Sequence[_Part], lens: BatchLens) -> tuple[_Ints, _Ints, _Ints]:
+    """Pieces, records and the counter."""
+    return _pieces(parts), _records(parts, lens), np.zeros(1, np.int32)
 
 
 def _pieces(parts: Sequence[_Part]) -> _Ints:
@@ -285,11 +292,12 @@ def attend(
         rows, expanded, sums, totals = workspace.parts(step, sizes, query.dtype)
         mla_prompts.gather(rows, kv_cache, block_table, step.pieces)
         weights.make(rows, expanded, step.first_head)
+        tiles = mla_prompts.Tiles(step.records, step.counter)
         carried = mla_prompts.Carried(sums, totals, step.carried_token)
         carries = step.num_carried > 0
         # What long requests run is compiled with the rest, ahead of them.
         for either in (carries,) if launch.launches() else (False, True):
-            kernel(output, query, rows, expanded, step.records, scale, step.first_head, carried if either else None)
+            kernel(output, query, rows, expanded, tiles, scale, step.first_head, carried if either else None)
 
 
 def sizes_of(weights: LatentWeights, kv_cache: Tensor) -> LatentSizes:

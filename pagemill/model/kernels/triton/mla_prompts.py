@@ -5,6 +5,8 @@ A query or key is its rotary part, then its plain part. Knows nothing about step
 has written.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -149,6 +151,15 @@ def _block(element: int, hopper: bool) -> tuple[int, int]:
     return (64, 32) if element <= 2 else (32, 16)
 
 
+class Tiles(NamedTuple):
+    """What is computed in a launch, and in those of other layers."""
+
+    records: Tensor
+    """[tiles, RECORD] int32, those of the most keys first."""
+    counter: Tensor
+    """[1] int32, 0 before the first launch: of the work, how much has been taken."""
+
+
 class Carried:
     """What tiles carry from some keys to others."""
 
@@ -160,11 +171,11 @@ class Carried:
 
 
 def attend(
-    out: Tensor, query: Tensor, rows: Tensor, expanded: Tensor, records: Tensor, scale: float, first_head: int,
+    out: Tensor, query: Tensor, rows: Tensor, expanded: Tensor, tiles: Tiles, scale: float, first_head: int,
     carried: Carried | None,
 ) -> None:  # fmt: skip
     """out [T, H, value], query [T, H, turned + plain], dense heads; rows [S, turned + latent]; expanded [S, heads,
-    plain + value], the keys and values of some heads from first_head on; records [tiles, RECORD]."""
+    plain + value], the keys and values of some heads from first_head on."""
     heads, both = expanded.shape[1:]
     value = out.shape[2]
     plain = both - value
@@ -172,9 +183,9 @@ def attend(
     block_m, block_n = _block(query.element_size(), is_hopper(query.device))
     carries = carried is not None
     carried = carried or Carried(out, out, 0)
-    launch.on(attend_expanded, (len(records) * (TILE // block_m), heads))(
-        out, carried.sums, carried.totals, query, rows, expanded, records, scale * LOG2_E.value, heads, first_head,
-        carried.first_token, query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
+    launch.on(attend_expanded, (len(tiles.records) * (TILE // block_m), heads))(
+        out, carried.sums, carried.totals, query, rows, expanded, tiles.records, scale * LOG2_E.value, heads,
+        first_head, carried.first_token, query.stride(0), out.stride(0), rows.stride(0), expanded.stride(0),
         TURNED=turned, PLAIN=plain, VALUE=value, BLOCK_T=max(16, launch.power_of_two(turned)),
         BLOCK_P=max(16, launch.power_of_two(plain)), BLOCK_V=max(16, launch.power_of_two(value)), ROWS=TILE,
         BLOCK_M=block_m, BLOCK_N=block_n, CARRIES=carries, PDL=launch.dependent(), num_stages=2,

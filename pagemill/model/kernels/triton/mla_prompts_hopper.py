@@ -12,11 +12,20 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from pagemill.model.kernels.gpu_facts import num_processors
+from pagemill.model.kernels.gpu_facts import heads_in_l2, num_processors
 from pagemill.model.kernels.triton import launch
 from pagemill.model.kernels.triton.gluon_launch import let_next_start, wait_for_inputs
-from pagemill.model.kernels.triton.mla_prompts import RECORD, Carried
-from pagemill.model.kernels.triton.prompt_attention import LOG2_E, SWIZZLED, clean, softmax_turn
+from pagemill.model.kernels.triton.mla_prompts import RECORD, Carried, Tiles
+from pagemill.model.kernels.triton.prompt_attention import (
+    LOG2_E,
+    SWIZZLED,
+    clean,
+    draw,
+    place_of,
+    softmax_turn,
+    tell,
+    told,
+)
 
 TURNED = gl.constexpr(64)
 PLAIN = gl.constexpr(128)
@@ -29,35 +38,22 @@ STAGES = gl.constexpr(2)
 
 
 @gluon.jit
-def num_mine(num_items):
-    """Of so many items, how many are this program's."""
-    programs = gl.num_programs(0)
-    rounds = num_items // programs
-    rest = num_items - rounds * programs
-    return rounds + (item_of(rounds) - rounds * programs < rest).to(gl.int32)
-
-
-@gluon.jit
-def item_of(number):
-    """A program's items: one of each round of all programs, from both ends by turns, since items are sorted by size."""
-    programs = gl.num_programs(0)
-    me = gl.program_id(0)
-    return number * programs + gl.where(number % 2 == 0, me, programs - 1 - me)
-
-
-@gluon.jit
 def _fetch(
-    latent_map, expanded_map, query_map, memory, barriers, records, num_items, heads, first_head, PDL: gl.constexpr,
+    latent_map, expanded_map, query_map, memory, barriers, items, counter, records, num_tiles, heads, heads_at_once,
+    first_head, PDL: gl.constexpr,
 ):  # fmt: skip
     """One warp: queries, keys and values of every tile of this program, as shared memory becomes free."""
     wait_for_inputs(PDL)
     key_turned, key_plain, values, query_turned, query_plain = memory
-    full, empty, query_full, query_empty = barriers
+    full, empty, query_full, query_empty, item_full = barriers
     turn = gl.to_tensor(0)
-    for number in range(num_mine(num_items)):
-        item = item_of(number)
-        record = records + item // heads * RECORD
-        head = item % heads
+    number = gl.to_tensor(0)
+    item = draw(counter, num_tiles * heads)
+    tell(items, 0, item)
+    mbarrier.arrive(item_full.index(0))
+    while item < num_tiles * heads:
+        tile, head = place_of(item, num_tiles, heads_at_once)
+        record = records + tile * RECORD
         token = gl.load(record)
         count = gl.cdiv(gl.load(record + 3), KEYS)
         base = gl.load(record + 4)
@@ -89,6 +85,11 @@ def _fetch(
                 target = values.index(slot * 2 + part)
                 tma.async_copy_global_to_shared(expanded_map, [row, column + 128 + part * 64], there, target)
             turn += 1
+        number += 1
+        item = draw(counter, num_tiles * heads)
+        # Told before its queries can be fetched: what the record says is read meanwhile.
+        tell(items, number % 2, item)
+        mbarrier.arrive(item_full.index(number % 2))
 
 
 @gluon.jit
@@ -241,13 +242,13 @@ def _leave(
 
 @gluon.jit
 def _attend(
-    memory, barriers, records, out, carried, carried_sums, num_items, factor, heads, first_head, carried_token,
-    out_stride, CARRIES: gl.constexpr, WHICH: gl.constexpr, PDL: gl.constexpr,
+    memory, barriers, items, records, out, carried, carried_sums, num_tiles, factor, heads, heads_at_once, first_head,
+    carried_token, out_stride, CARRIES: gl.constexpr, WHICH: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One of two warpgroups: 64 rows of every tile of this program."""
     wait_for_inputs(PDL)
     key_turned, plain_chunks, value_chunks, queries, query_chunks = memory
-    full, empty, query_full, query_empty = barriers
+    full, empty, query_full, query_empty, item_full = barriers
     dtype: gl.constexpr = out.dtype.element_ty
     scores_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     sums_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE, 16])
@@ -260,10 +261,12 @@ def _attend(
     query_plain = query_chunks._reinterpret(dtype, [2, 64, PLAIN], shared).index(WHICH)
     rows = WHICH * 64 + gl.arange(0, 64, gl.SliceLayout(1, scores_in))
     turn = gl.to_tensor(0)
-    for number in range(num_mine(num_items)):
-        item = item_of(number)
-        record = records + item // heads * RECORD
-        head = item % heads
+    number = gl.to_tensor(0)
+    mbarrier.wait(item_full.index(0), 0)
+    item = told(items, 0)
+    while item < num_tiles * heads:
+        tile, head = place_of(item, num_tiles, heads_at_once)
+        record = records + tile * RECORD
         token, num_tokens, first = gl.load(record), gl.load(record + 1), gl.load(record + 2)
         end, num_keys = gl.load(record + 3), gl.load(record + 5)
         acc, top, total = _carried(
@@ -292,15 +295,19 @@ def _attend(
             out, carried, carried_sums, acc, top, total, record, token, num_tokens, heads, first_head, head,
             carried_token, out_stride, CARRIES, WHICH, scores_in, sums_in, stores_in,
         )  # fmt: skip
+        number += 1
+        mbarrier.wait(item_full.index(number % 2), number // 2 & 1)
+        item = told(items, number % 2)
 
 
 # Numbers that differ from step to step: a step must not wait for another compiled variant.
-@gluon.jit(do_not_specialize=["num_items", "heads", "first_head", "carried_token"])
+@gluon.jit(do_not_specialize=["num_tiles", "heads", "heads_at_once", "first_head", "carried_token"])
 def attend_to_expanded(
-    latent_map, expanded_map, query_map, out, carried, carried_sums, records, num_items, factor, heads,
-    first_head, carried_token, out_stride, CARRIES: gl.constexpr, PDL: gl.constexpr,
+    latent_map, expanded_map, query_map, out, carried, carried_sums, records, counter, num_tiles, factor, heads,
+    heads_at_once, first_head, carried_token, out_stride, CARRIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program: every so many-th (tile, head). As mla_prompts.attend_expanded; num_items = tiles * heads."""
+    """Programs take one (tile, head) after the other, in the order of prompt_attention.attend_to_prompts. As
+    mla_prompts.attend_expanded; counter [1], 0 before the first launch of a plan."""
     let_next_start(PDL)
     wait_for_inputs(PDL)
     dtype: gl.constexpr = out.dtype.element_ty
@@ -319,20 +326,25 @@ def attend_to_expanded(
     query_empty = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(query_full.index(0), count=1)
     mbarrier.init(query_empty.index(0), count=2)
+    items = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    item_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for buffer in gl.static_range(2):
+        mbarrier.init(item_full.index(buffer), count=1)
     memory = (key_turned, key_plain, values, query_turned, query_plain)
-    barriers = (full, empty, query_full.index(0), query_empty.index(0))
+    barriers = (full, empty, query_full.index(0), query_empty.index(0), item_full)
     gl.warp_specialize(
         [
             (_attend, (
-                memory, barriers, records, out, carried, carried_sums, num_items, factor, heads, first_head,
-                carried_token, out_stride, CARRIES, 0, PDL,
+                memory, barriers, items, records, out, carried, carried_sums, num_tiles, factor, heads, heads_at_once,
+                first_head, carried_token, out_stride, CARRIES, 0, PDL,
             )),
             (_attend, (
-                memory, barriers, records, out, carried, carried_sums, num_items, factor, heads, first_head,
-                carried_token, out_stride, CARRIES, 1, PDL,
+                memory, barriers, items, records, out, carried, carried_sums, num_tiles, factor, heads, heads_at_once,
+                first_head, carried_token, out_stride, CARRIES, 1, PDL,
             )),
             (_fetch, (
-                latent_map, expanded_map, query_map, memory, barriers, records, num_items, heads, first_head, PDL,
+                latent_map, expanded_map, query_map, memory, barriers, items, counter, records, num_tiles, heads,
+                heads_at_once, first_head, PDL,
             )),
         ],
         [4, 1],
@@ -348,18 +360,19 @@ def takes(query: Tensor, sizes: tuple[int, int, int]) -> bool:
 
 
 def attend(
-    out: Tensor, query: Tensor, rows: Tensor, expanded: Tensor, records: Tensor, scale: float, first_head: int,
+    out: Tensor, query: Tensor, rows: Tensor, expanded: Tensor, tiles: Tiles, scale: float, first_head: int,
     carried: Carried | None,
 ) -> None:  # fmt: skip
     """Attention of prompts whose keys and values have been made, with the arguments of mla_prompts.attend."""
-    heads = expanded.shape[1]
-    num_items = len(records) * heads
+    heads, both = expanded.shape[1:]
+    num_tiles = len(tiles.records)
     carries = carried is not None
     carried = carried or Carried(out, out, 0)
     wide = query.as_strided((len(query), query.shape[1] * query.shape[2]), (query.stride(0), 1))
-    launch.on(attend_to_expanded, (min(num_processors(query.device), num_items),))(
+    launch.on(attend_to_expanded, (min(num_processors(query.device), num_tiles * heads),))(
         _map(rows, KEYS.value), _map(expanded.flatten(1), KEYS.value), _map(wide, 64), out,
-        carried.sums, carried.totals, records, num_items, scale * LOG2_E.value, heads, first_head, carried.first_token,
+        carried.sums, carried.totals, tiles.records, tiles.counter, num_tiles, scale * LOG2_E.value, heads,
+        heads_in_l2(heads, len(expanded) * both * expanded.element_size()), first_head, carried.first_token,
         out.stride(0), CARRIES=carries, PDL=launch.dependent(), **launch.options(4),
     )  # fmt: skip
 

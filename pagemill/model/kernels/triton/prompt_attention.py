@@ -120,14 +120,14 @@ def sort_prompts(sorted_records, records, first_tile, num_requests, PDL: tl.cons
 
 
 @gluon.jit
-def _draw(counter, num_items):
+def draw(counter, num_items):
     """The next item of a launch; `num_items` or more: none is left. Every program asks until it is told so once, after
     which the counter stands where the next launch begins."""
     return gl.atomic_add(counter, 1, sem="relaxed") % (num_items + gl.num_programs(0))
 
 
 @gluon.jit
-def _place_of(item, num_tiles, heads_at_once):
+def place_of(item, num_tiles, heads_at_once):
     """Tile and key head of an item: `heads_at_once` heads of every tile, then the next heads of every tile."""
     part = num_tiles * heads_at_once
     done = item // part
@@ -136,13 +136,13 @@ def _place_of(item, num_tiles, heads_at_once):
 
 
 @gluon.jit
-def _tell(items, buffer, item):
+def tell(items, buffer, item):
     """Leave the item for the warpgroups, who look once the buffer's queries are there."""
     items.index(buffer).store(gl.full([1], item, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
-def _told(items, buffer):
+def told(items, buffer):
     return gl.sum(items.index(buffer).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
@@ -176,9 +176,9 @@ def _fetch(
     PARTS: gl.constexpr = HEAD // 64
     turn = gl.to_tensor(0)
     number = gl.to_tensor(0)
-    item = _draw(counter, num_tiles * HKV)
+    item = draw(counter, num_tiles * HKV)
     while item < num_tiles * HKV:
-        tile, kv_head = _place_of(item, num_tiles, heads_at_once)
+        tile, kv_head = place_of(item, num_tiles, heads_at_once)
         record = records + tile * RECORD
         token = gl.load(record)
         begin = gl.load(record + 3)
@@ -186,7 +186,7 @@ def _fetch(
         table = block_table + gl.load(record + 5).to(gl.int64) * table_stride
         buffer = number % QUERIES
         mbarrier.wait(query_empty.index(buffer), (number // QUERIES & 1) ^ 1)
-        _tell(items, buffer, item)
+        tell(items, buffer, item)
         mbarrier.expect(query_full.index(buffer), 128 * HEAD * 2)
         for half in gl.static_range(2):
             for part in gl.static_range(PARTS):
@@ -208,10 +208,10 @@ def _fetch(
                 )  # fmt: skip
             turn += 1
         number += 1
-        item = _draw(counter, num_tiles * HKV)
+        item = draw(counter, num_tiles * HKV)
     buffer = number % QUERIES
     mbarrier.wait(query_empty.index(buffer), (number // QUERIES & 1) ^ 1)
-    _tell(items, buffer, item)
+    tell(items, buffer, item)
     mbarrier.arrive(query_full.index(buffer))
 
 
@@ -381,9 +381,9 @@ def _attend(
     turn = gl.to_tensor(0)
     number = gl.to_tensor(0)
     mbarrier.wait(query_full.index(0), 0)
-    item = _told(items, 0)
+    item = told(items, 0)
     while item < num_tiles * HKV:
-        tile, kv_head = _place_of(item, num_tiles, heads_at_once)
+        tile, kv_head = place_of(item, num_tiles, heads_at_once)
         token, num_tokens, position, begin, end, seq_len = _record(records + tile * RECORD)
         head = kv_head * GROUP
         buffer = number % QUERIES
@@ -417,7 +417,7 @@ def _attend(
         )  # fmt: skip
         number += 1
         mbarrier.wait(query_full.index(number % QUERIES), number // QUERIES & 1)
-        item = _told(items, number % QUERIES)
+        item = told(items, number % QUERIES)
 
 
 # Numbers that differ from step to step: a step must not wait for another compiled variant.

@@ -94,6 +94,7 @@ def test_every_key_is_made_once_for_every_head_and_there_is_room_for_all_of_a_pa
 
 def check_records(each, lens, chosen):
     """The tiles of a pass: each sees what it may see of the keys that are there."""
+    assert each.counter.tolist() == [0]
     records = each.records.numpy()
     assert (np.diff(records[:, 3]) <= 0).all(), "those of the most keys come first"
     assert (records[:, 3] > 0).all() and (records[:, 3] <= records[:, 5]).all()

@@ -330,12 +330,13 @@ def prompts() -> None:
 
 
 def latent_prompts() -> None:
-    rows, expanded, records = half(500, 576), half(500, 8, 256), ints(3, 8)
+    rows, expanded = half(500, 576), half(500, 8, 256)
+    tiles = mla_prompts.Tiles(ints(3, 8), ints(1))
     carried = mla_prompts.Carried(torch.empty(300, 8, 128), torch.empty(300, 8, 2), 0)
     mla_prompts.gather(rows, half(50, 16, 576), ints(3, 40), ints(9, 4))
     for either in (None, carried):
         for kernel in (mla_prompts, mla_prompts_hopper):
-            kernel.attend(half(300, 16, 128), half(300, 16, 192), rows, expanded, records, 0.1, 0, either)
+            kernel.attend(half(300, 16, 128), half(300, 16, 192), rows, expanded, tiles, 0.1, 0, either)
 
 
 PARTS = {

@@ -13,6 +13,7 @@ from pagemill.model.attention.backends.hopper_prompts import RECORD, plan, plan_
 from pagemill.model.attention.capability import AttentionLayerSpec
 from pagemill.model.attention.interface import BatchLens
 from pagemill.model.kernels.triton.gated_prompts import share_of_use
+from pagemill.model.kernels.triton.prompt_attention import place_of
 from tests.fakes.paged_attention import PagedCase
 
 REQUESTS = [(70, 70), (1, 33), (40, 300), (5, 9)]
@@ -66,7 +67,8 @@ def test_chunks():
         (8, [16384], 2),
         (8, [3000] * 4, 2),
         (8, [100_000], 1),
-        (6, [16384], 3),
+        (6, [16384], 2),
+        (7, [16384], 1),
         (8, [512] * 16, 4),
         (8, None, 8),
     ],
@@ -84,6 +86,13 @@ def test_key_heads_at_once(kv_heads, lens, heads):
     found = plan(spec, common, room, tiles, tiles, 2)
     assert found.heads_at_once == heads
     assert found.counter == 0
+
+
+@pytest.mark.parametrize("heads_at_once", [1, 3, 6])
+def test_every_tile_of_some_heads_comes_before_other_heads(heads_at_once):
+    found = [place_of.fn(item, 5, heads_at_once) for item in range(5 * 6)]
+    parts = range(0, 6, heads_at_once)
+    assert found == [(tile, first + head) for first in parts for tile in range(5) for head in range(heads_at_once)]
 
 
 @pytest.mark.parametrize("traits", [{}, {"window": 50}, {"chunk_size": 64}])
