@@ -45,7 +45,7 @@ def _fetch(
     """One warp: queries, keys and values of every tile of this program, as shared memory becomes free."""
     wait_for_inputs(PDL)
     key_turned, key_plain, values, query_turned, query_plain = memory
-    full, empty, query_full, query_empty, item_full = barriers
+    full, empty, query_full, item_full = barriers
     turn = gl.to_tensor(0)
     number = gl.to_tensor(0)
     item = draw(counter, num_tiles * heads)
@@ -57,7 +57,8 @@ def _fetch(
         token = gl.load(record)
         count = gl.cdiv(gl.load(record + 3), KEYS)
         base = gl.load(record + 4)
-        mbarrier.wait(query_empty, (number & 1) ^ 1)
+        # Who is done with the last keys of a tile is done with its queries.
+        mbarrier.wait(empty.index((turn - 1) % STAGES * 2), (turn - 1) // STAGES & 1, pred=turn > 0)
         mbarrier.expect(query_full, 128 * (TURNED + PLAIN) * 2)
         column = (first_head + head) * (TURNED + PLAIN)
         for half in gl.static_range(2):
@@ -148,12 +149,11 @@ def _first_turn(
 
 
 @gluon.jit
-def _last_turn(acc, weights, turn, values, full, empty, query_empty):
+def _last_turn(acc, weights, turn, values, full, empty):
     """The values of a tile's first keys; all sums, [64, VALUE]."""
     before = (turn - 1) % STAGES
     mbarrier.wait(full.index(before * 2 + 1), (turn - 1) // STAGES & 1)
     sums = hopper.warpgroup_mma(weights, values.index(before), acc, is_async=True)
-    mbarrier.arrive(query_empty)
     acc = hopper.warpgroup_mma_wait(0, deps=[sums])
     mbarrier.arrive(empty.index(before * 2 + 1))
     return acc
@@ -248,7 +248,7 @@ def _attend(
     """One of two warpgroups: 64 rows of every tile of this program."""
     wait_for_inputs(PDL)
     key_turned, plain_chunks, value_chunks, queries, query_chunks = memory
-    full, empty, query_full, query_empty, item_full = barriers
+    full, empty, query_full, item_full = barriers
     dtype: gl.constexpr = out.dtype.element_ty
     scores_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     sums_in: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE, 16])
@@ -290,7 +290,7 @@ def _attend(
                 acc, top, total, weights, turn, left, left >= plain, query_turned, query_plain, key_turned, key_plain,
                 values, full, empty, left * KEYS, positions, end, factor, scores_in, weights_in, sums_in,
             )  # fmt: skip
-        acc = _last_turn(acc, weights, turn, values, full, empty, query_empty)
+        acc = _last_turn(acc, weights, turn, values, full, empty)
         _leave(
             out, carried, carried_sums, acc, top, total, record, token, num_tokens, heads, first_head, head,
             carried_token, out_stride, CARRIES, WHICH, scores_in, sums_in, stores_in,
@@ -323,15 +323,13 @@ def attend_to_expanded(
         mbarrier.init(full.index(slot), count=1)
         mbarrier.init(empty.index(slot), count=2)
     query_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    query_empty = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(query_full.index(0), count=1)
-    mbarrier.init(query_empty.index(0), count=2)
     items = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     item_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for buffer in gl.static_range(2):
         mbarrier.init(item_full.index(buffer), count=1)
     memory = (key_turned, key_plain, values, query_turned, query_plain)
-    barriers = (full, empty, query_full.index(0), query_empty.index(0), item_full)
+    barriers = (full, empty, query_full.index(0), item_full)
     gl.warp_specialize(
         [
             (_attend, (
