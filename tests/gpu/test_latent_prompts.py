@@ -76,6 +76,22 @@ def test_heads_one_after_the_other(heads, dependent, monkeypatch):
             assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("room", [12 << 20, 256 << 20])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_rows_that_are_asked_for(dependent, room, batch):
+    """The last ones of requests: they have the bits that they have among all rows."""
+    case = LatentCase(LITE, BATCHES[batch], torch.bfloat16, "cuda")
+    case.common = dataclasses.replace(case.common, asks_for_ends=True)
+    builder, impl = MlaBuilder(LITE.spec, torch.device("cuda"), room), TritonMlaBackend.impl(LITE.spec)
+    metadata = builder.build(case.common)
+    rows = case.common.query_start[1:].long() - 1
+    given = case.query, case.kept, case.cache
+    for _ in range(2):
+        everything = impl.attend_latents(*given, metadata, case.weights)
+        asked = impl.attend_latents(*given, impl.for_asked_rows(metadata), case.weights)
+        assert torch.equal(asked[rows], everything[rows])
+
+
 def test_float32():
     case = LatentCase(ODD, BATCHES["mixed"], torch.float32, "cuda", padding=5)
     expected = case.expected()

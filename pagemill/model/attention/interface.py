@@ -187,7 +187,7 @@ class AttentionImpl(ABC):
         """
 
     def for_asked_rows(self, metadata: Any) -> Any:
-        """The metadata with which `forward` may leave out rows that are not asked for, of which it then returns
+        """The metadata with which attention may leave out rows that are not asked for, of which it then returns
         anything; by default, that of all rows."""
         return metadata
 

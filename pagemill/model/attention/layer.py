@@ -135,18 +135,21 @@ class Attention(nn.Module):
         attend = self.attend_asked if asked_only else self.attend
         return attend(query, key, value) if gap is None else gap(attend, query, key, value)
 
-    def forward_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights) -> Tensor:
+    def forward_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights, asked_only: bool = False) -> Tensor:
         """Of a layer that keeps latent vectors: query [T, H, rotary + plain], kept [T, 1, rotary + latent] -> [T, H *
-        value]."""
+        value]. `asked_only` as in `forward`."""
         if torch.compiler.is_compiling():
             return weights.expand(self.forward(weights.absorb(query), kept, kept).flatten(1))
         gap = current_gap()
-        attend = partial(self.attend_latents, weights=weights)
+        attend = partial(self.attend_latents, weights=weights, asked_only=asked_only)
         return attend(query, kept) if gap is None else gap(attend, query, kept)
 
-    def attend_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights) -> Tensor:
+    def attend_latents(self, query: Tensor, kept: Tensor, weights: LatentWeights, asked_only: bool = False) -> Tensor:
         """`forward_latents`, with the plan of the current step."""
-        return self._impl.attend_latents(query, kept, self.cache, current_forward().attention[self.name], weights)
+        metadata = current_forward().attention[self.name]
+        if asked_only:
+            metadata = self._impl.for_asked_rows(metadata)
+        return self._impl.attend_latents(query, kept, self.cache, metadata, weights)
 
     def store(self, key: Tensor, value: Tensor) -> None:
         """key, value [T, Hkv, D] go to the cache, and nobody attends. Runs outside graphs."""

@@ -285,8 +285,12 @@ def _heads_attend(op: HeadsAttend, asked_only: bool = False) -> Function:
 
 
 def _attend_selected(op: AttendSelected) -> Function:
-    attend = _heads_attend(op.attend)
-    attend_asked = _heads_attend(op.attend, asked_only=True)
+    attend, attend_asked = (
+        _heads_attend(op.attend, asked_only)
+        if isinstance(op.attend, HeadsAttend)
+        else _latent_attend(op.attend, asked_only)
+        for asked_only in (False, True)
+    )
 
     def run(*inputs: Tensor | None) -> Tensor:
         *parts, rows = inputs
@@ -295,7 +299,7 @@ def _attend_selected(op: AttendSelected) -> Function:
     return run
 
 
-def _latent_attend(op: LatentAttend) -> Function:
+def _latent_attend(op: LatentAttend, asked_only: bool = False) -> Function:
     layer = op.layer
     norm = _norm_of(op.norm)
     latent_size = len(op.norm.weight)
@@ -307,7 +311,7 @@ def _latent_attend(op: LatentAttend) -> Function:
         kept = kept.unsqueeze(1)
         ops.rotate_(query, cos, sin)
         ops.rotate_(kept, cos, sin)
-        return layer.forward_latents(query, kept, op.absorbed)
+        return layer.forward_latents(query, kept, op.absorbed, asked_only=asked_only)
 
     return attend
 

@@ -64,14 +64,6 @@ class HeadsAttend(Operation):
 
 
 @dataclass(eq=False)
-class AttendSelected(Operation):
-    """(the inputs of `attend`, rows) -> [L, H * D]: attention of which only the rows that are asked for are read; of
-    all rows where none are."""
-
-    attend: HeadsAttend
-
-
-@dataclass(eq=False)
 class LatentAttend(Operation):
     """(queries [T, H * (rotary + plain)], kept [T, rotary + latent], cos, sin) -> [T, H * value]: the norm of what is
     latent, rotary embedding, attention, by queries in the latent space or keys and values out of it. Both inputs may be
@@ -82,6 +74,14 @@ class LatentAttend(Operation):
     rotary: Rotary
     norm: RMSNorm | LayerNorm
     """An RMS norm."""
+
+
+@dataclass(eq=False)
+class AttendSelected(Operation):
+    """(the inputs of `attend`, rows) -> [L, H * D]: attention of which only the rows that are asked for are read; of
+    all rows where none are."""
+
+    attend: HeadsAttend | LatentAttend
 
 
 @dataclass(eq=False)
@@ -263,7 +263,9 @@ def fuse_selection(graph: Graph) -> Graph:
     fused: dict[Operation, Operation] = {}
     gone: set[Operation] = set()
     for op in graph.operations:
-        attend = graph.made_for_one(HeadsAttend, op.inputs[0]) if isinstance(op, Select) else None
+        if not isinstance(op, Select):
+            continue
+        attend = graph.made_for_one(HeadsAttend, op.inputs[0]) or graph.made_for_one(LatentAttend, op.inputs[0])
         if attend is not None and graph.follows(attend, op):
             fused[op] = AttendSelected((*attend.inputs, *op.inputs[1:]), op.outputs, attend)
             gone.add(attend)

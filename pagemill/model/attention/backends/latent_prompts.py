@@ -100,6 +100,9 @@ class LatentPass:
     """[tiles, RECORD] int32, those of the most keys first."""
     counter: Tensor
     """[1] int32, 0 before the first layer: of the work, how much has been taken."""
+    ends: Tensor
+    ends_counter: Tensor
+    """The same of the tiles with the last tokens of requests alone."""
     first_head: int
     heads: int
     carried_token: int
@@ -131,13 +134,14 @@ class LatentPrompts:
     def _planned(self, sizes: LatentSizes) -> list[LatentPass]:
         requests = np.flatnonzero(self._chosen).tolist()
         passes = list(_passes(self._lens, requests, sizes, self._room))
-        tables = _sent([found for each in passes for found in _tables(each.parts, self._lens)], self._device)
+        tables = iter(_sent([found for each in passes for found in _tables(each.parts, self._lens)], self._device))
         return [
             LatentPass(
-                each.num_rows, pieces.view(-1, 4), records.view(-1, RECORD), counter, each.first_head,
-                each.heads, each.carried_token, each.num_carried,
+                each.num_rows, next(tables).view(-1, 4), next(tables).view(-1, RECORD), next(tables),
+                next(tables).view(-1, RECORD), next(tables), each.first_head, each.heads, each.carried_token,
+                each.num_carried,
             )
-            for each, pieces, records, counter in zip(passes, *(tables[which::3] for which in range(3)), strict=True)
+            for each in passes
         ]  # fmt: skip
 
 
@@ -204,9 +208,10 @@ def _rows(tokens: int, heads: int, sizes: LatentSizes, room: int) -> int:
     return (room - sizes.carried_bytes(tokens, heads)) // sizes.bytes_for(1, heads) // TILE * TILE
 
 
-def _tables(parts: Sequence[_Part], lens: BatchLens) -> tuple[_Ints, _Ints, _Ints]:
-    """Pieces, records and the counter."""
-    return _pieces(parts), _records(parts, lens), np.zeros(1, np.int32)
+def _tables(parts: Sequence[_Part], lens: BatchLens) -> tuple[_Ints, ...]:
+    """As the fields of LatentPass come, from `pieces` to `ends_counter`."""
+    nothing = np.zeros(1, np.int32)
+    return _pieces(parts), _records(parts, lens), nothing, _records(parts, lens, ends_only=True), nothing
 
 
 def _pieces(parts: Sequence[_Part]) -> _Ints:
@@ -219,12 +224,12 @@ def _pieces(parts: Sequence[_Part]) -> _Ints:
     return np.concatenate(found)
 
 
-def _records(parts: Sequence[_Part], lens: BatchLens) -> _Ints:
-    """[tiles, RECORD]: see kernels/triton/mla_prompts.py."""
+def _records(parts: Sequence[_Part], lens: BatchLens, ends_only: bool = False) -> _Ints:
+    """[tiles, RECORD]: see kernels/triton/mla_prompts.py. `ends_only`: those with the last tokens of requests."""
     found = []
     for part in parts:
         begin, end = (int(at) for at in lens.query_start[part.request : part.request + 2])
-        tiles = np.arange(0, end - begin, TILE, dtype=np.int32)
+        tiles = np.arange(0, end - begin, TILE, dtype=np.int32)[-1 if ends_only else 0 :]
         counts = np.minimum(end - begin - tiles, TILE)
         positions = int(lens.seq_lens[part.request]) - (end - begin) + tiles
         keys = np.minimum(positions + counts, part.end) - part.begin
@@ -275,10 +280,10 @@ class Workspace:
 
 def attend(
     output: Tensor, query: Tensor, kv_cache: Tensor, block_table: Tensor, scale: float, weights: LatentWeights,
-    prompts: LatentPrompts, workspace: Workspace,
+    prompts: LatentPrompts, workspace: Workspace, ends_only: bool = False,
 ) -> None:  # fmt: skip
     """output [T, H, value], query [T, H, turned + plain]; kv_cache [num_blocks, block_size, turned + latent], which has
-    this step's vectors."""
+    this step's vectors. `ends_only`: of the tiles with last tokens alone."""
     from pagemill.model.kernels.triton import launch, mla_prompts  # deferred: triton
 
     sizes = sizes_of(weights, kv_cache)
@@ -292,7 +297,7 @@ def attend(
         rows, expanded, sums, totals = workspace.parts(step, sizes, query.dtype)
         mla_prompts.gather(rows, kv_cache, block_table, step.pieces)
         weights.make(rows, expanded, step.first_head)
-        tiles = mla_prompts.Tiles(step.records, step.counter)
+        tiles = mla_prompts.Tiles(*(step.ends, step.ends_counter) if ends_only else (step.records, step.counter))
         carried = mla_prompts.Carried(sums, totals, step.carried_token)
         carries = step.num_carried > 0
         # What long requests run is compiled with the rest, ahead of them.

@@ -5,7 +5,7 @@ that decoding can read. Prompts of more than a few tokens have keys and values o
 (latent_prompts.py), where the host knows the lengths: not in captured graphs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class MlaMetadata:
     prompts: LatentPrompts | None = None
     """Requests that are attended to otherwise; the fields above then are of the other tokens."""
     workspace: Workspace | None = None
+    ends_only: bool = False
+    """Whether of the tiles of such requests only those with their last tokens are read."""
 
 
 class MlaBuilder(MetadataBuilder):
@@ -89,6 +91,9 @@ class MlaBuilder(MetadataBuilder):
 class MlaImpl(AttentionImpl):
     """Writes the latent vectors, attends to them, merges the splits."""
 
+    def for_asked_rows(self, metadata: MlaMetadata) -> MlaMetadata:
+        return replace(metadata, ends_only=metadata.common.asks_for_ends)
+
     def forward(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: MlaMetadata
     ) -> Tensor:
@@ -130,8 +135,9 @@ class MlaImpl(AttentionImpl):
             found = weights.expand(latent.flatten(1)).view(len(latent), *output.shape[1:])
             output.index_copy_(0, prompts.others, found)
         latent_prompts.attend(
-            output, query, kv_cache, common.block_table, spec.scale, weights, prompts, metadata.workspace
-        )
+            output, query, kv_cache, common.block_table, spec.scale, weights, prompts, metadata.workspace,
+            metadata.ends_only,
+        )  # fmt: skip
         return output.flatten(1)
 
 

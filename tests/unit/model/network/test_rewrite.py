@@ -180,8 +180,9 @@ def test_latent_attention_is_one_operation(selects):
     net = Network({"default": layer()})
     attended, _ = latent(net, net.inputs)
     graph = fused(net, attended, selects=selects)
-    assert kinds(graph) == [Multiply, RotaryTable, Multiply, LatentAttend, *([Select] if selects else [])]
+    assert kinds(graph) == [Multiply, RotaryTable, Multiply, AttendSelected if selects else LatentAttend]
     assert graph.operations[3].inputs[:2] == (graph.operations[0].outputs[0], graph.operations[2].outputs[0])
+    assert (graph.operations[3].inputs[-1] is net.rows) == selects
 
 
 def test_latent_attention_whose_values_are_made_by_another_layer_is_left_alone():

@@ -54,7 +54,12 @@ def test_attention_equals_the_definition(dtype, room, monkeypatch):
     step = ROUNDING[dtype]
     torch.testing.assert_close(result[: len(expected)].double(), expected, rtol=step, atol=step)
     assert not result[len(expected) :].any(), "padding"
-    prompts = builder.build(case.common).prompts
+    case.common = dataclasses.replace(case.common, asks_for_ends=True)
+    metadata, impl = builder.build(case.common), TritonMlaBackend.impl(SHAPE.spec)
+    asked = impl.attend_latents(case.query, case.kept, case.cache, impl.for_asked_rows(metadata), case.weights)
+    ends = case.lens.query_start[1:] - 1
+    torch.testing.assert_close(asked[ends], result[ends], rtol=0, atol=0)
+    prompts = metadata.prompts
     assert prompts.others.tolist() == [40, *range(321, 326)]
     found = prompts.passes(latent_prompts.sizes_of(case.weights, case.cache))
     assert any(each.num_carried for each in found) == (room < 1 << 20)
@@ -89,12 +94,14 @@ def test_every_key_is_made_once_for_every_head_and_there_is_room_for_all_of_a_pa
                 rows[row : row + count] += 1
             assert (rows == 1).all()
             check_records(each, lens, chosen)
+            ends = [record for record in each.records.tolist() if sum(record[:2]) in lens.query_start]
+            assert sorted(each.ends.tolist()) == sorted(ends)
         assert all((seen[request] == chosen[request]).all() for request in seen)
 
 
 def check_records(each, lens, chosen):
     """The tiles of a pass: each sees what it may see of the keys that are there."""
-    assert each.counter.tolist() == [0]
+    assert each.counter.tolist() == each.ends_counter.tolist() == [0]
     records = each.records.numpy()
     assert (np.diff(records[:, 3]) <= 0).all(), "those of the most keys come first"
     assert (records[:, 3] > 0).all() and (records[:, 3] <= records[:, 5]).all()
