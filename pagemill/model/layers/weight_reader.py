@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagemill.errors import ModelError
 from pagemill.model.layers.context import LayerContext
 from pagemill.model.loading.nibble_weight import Nibbles
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import FLOATS, Axis, FloatForm, LayerTensor, StoredTensor, WeightPart
-from pagemill.model.quantization.interface import QuantMethod, Role
+from pagemill.model.quantization.interface import QuantMethod, Role, ShapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class WeightReader:
         part_of_floats = floats.part_for(part)
         try:
             stored = method.tensors(part.shape)
-        except ModelError:  # the format cannot store a weight of this shape, so that no checkpoint has it quantized
+        except ShapeError:  # no checkpoint has it quantized
             return _Declared(((floats, part_of_floats),), FloatForm(floats, part_of_floats, ()))
         as_stored = self.held.takes_blocks
         of_method = tuple((one, one.part_for(part, as_stored)) for one in stored)

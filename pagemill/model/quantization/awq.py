@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pagemill.errors import ModelError
 from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.nibble_weight import WordWeight, outputs_of
 from pagemill.model.loading.packed_weight import PackedWeight
@@ -16,7 +15,7 @@ from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
-from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
+from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, ShapeError
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import ScaleGrid
 from pagemill.model.quantization.selected import Selected
@@ -37,7 +36,7 @@ class AwqWeights(PackedMethod):
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         num_rows, width = shape
         if num_rows % PER_WORD:
-            raise ModelError(f"a weight of {num_rows} outputs cannot be stored in words of {PER_WORD}: awq")
+            raise ShapeError(f"a weight of {num_rows} outputs cannot be stored in words of {PER_WORD}: awq")
         size = min(self._group_size or width, width)
         num_groups = ceil_div(width, size)
         columns = None if self._group_size is None else Axis(0, size)

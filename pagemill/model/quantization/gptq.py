@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagemill.errors import ModelError
 from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import WordWeight
@@ -19,7 +18,7 @@ from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 from pagemill.model.quantization.bit_packing import WORD, centred, first_read, unpack
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
-from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
+from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, ShapeError
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import ScaleGrid
 from pagemill.model.quantization.selected import Selected
@@ -54,7 +53,7 @@ class GptqWeights(PackedMethod):
         layout = self._layout
         num_rows, width = shape
         if width * layout.bits % WORD or num_rows * layout.bits % WORD:
-            raise ModelError(f"a weight of {num_rows} x {width} cannot be stored in words of {layout.bits} bits: gptq")
+            raise ShapeError(f"a weight of {num_rows} x {width} cannot be stored in words of {layout.bits} bits: gptq")
         whole_words = WORD % layout.bits == 0  # otherwise integers lie over the ends of words
         per_word = WORD // layout.bits
         size = min(layout.group_size or width, width)

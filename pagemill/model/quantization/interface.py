@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pagemill.errors import ModelError
 from pagemill.model.kernels import ops
 from pagemill.model.kernels.linear import PackedLinear
 from pagemill.model.kernels.moe import ExpertForm
@@ -97,6 +98,10 @@ class ExpertWeights(ABC):
         return None
 
 
+class ShapeError(ModelError):
+    """A format cannot store a weight of this shape: whatever the configuration says, no checkpoint has it quantized."""
+
+
 class QuantMethod(ABC):
     """How a checkpoint stores the weights of linear layers, and in which form they are computed here."""
 
@@ -108,7 +113,7 @@ class QuantMethod(ABC):
     """Whether routers are held by this method too, and not as plain floats."""
 
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
-        """What a checkpoint holds of a weight [out, in]. Raises ModelError for a shape that cannot be stored so."""
+        """What a checkpoint holds of a weight [out, in]. Raises ShapeError."""
         return (StoredTensor("weight", shape, rows=Axis(0), columns=Axis(1)),)
 
     def decode(
@@ -121,7 +126,7 @@ class QuantMethod(ABC):
 
     def merged_tensors(self, name: str, num_experts: int, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         """What a checkpoint holds of the weights [in, out] of all experts of a layer, where it has them in one. Raises
-        ModelError for a shape that cannot be stored so."""
+        ShapeError."""
         return (StoredTensor(name, (num_experts, *shape)),)
 
     def decode_merged(

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from pagemill.errors import ModelError
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import StoredTensor
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
-from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role
+from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, Role, ShapeError
 from pagemill.model.quantization.packed_method import PackedMethod
 from pagemill.model.quantization.small_floats import EXPONENTS, HALVES_BITS, USUAL_EXPONENTS, powers, unpack_halves
 
@@ -24,10 +23,10 @@ GROUP = 32
 
 def stored_experts(name: str, num_experts: int, shape: tuple[int, int]) -> tuple[StoredTensor, StoredTensor]:
     """What a checkpoint holds of the weights [out, in] of all experts: NAME_blocks [N, out, in / 32, 16] and
-    NAME_scales [N, out, in / 32]. Raises ModelError for inputs that are no whole groups."""
+    NAME_scales [N, out, in / 32]. Raises ShapeError for inputs that are no whole groups."""
     num_rows, width = shape
     if width % GROUP:
-        raise ModelError(f"{name}: {width} inputs are no whole groups of {GROUP}: mxfp4")
+        raise ShapeError(f"{name}: {width} inputs are no whole groups of {GROUP}: mxfp4")
     scales = (num_experts, num_rows, width // GROUP)
     return (
         StoredTensor(f"{name}_blocks", (*scales, GROUP // 2), (torch.uint8,)),

@@ -15,7 +15,7 @@ from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 from pagemill.model.quantization.bit_packing import centred
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
-from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest
+from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, ShapeError
 from pagemill.model.quantization.packed_method import PackedMethod, only_tensors
 from pagemill.model.quantization.scale_grid import OUTPUT, TENSOR, ScaleGrid
 from pagemill.model.quantization.selected import Selected
@@ -69,7 +69,7 @@ class PairedWeights(PackedMethod):
     def tensors(self, shape: tuple[int, int]) -> tuple[StoredTensor, ...]:
         num_rows, width = shape
         if width % 2:
-            raise ModelError(f"a weight of {width} inputs cannot be stored in pairs: torchao")
+            raise ShapeError(f"a weight of {width} inputs cannot be stored in pairs: torchao")
         size = min(self._size, width)
         limits = ceil_div(width, size), num_rows
         return (
