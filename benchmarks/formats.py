@@ -14,7 +14,8 @@ nothing behind it makes one, and no more).
 
 speed: tokens/s of one sequence of 128 tokens without drafts, against those of the GGUF file in the same round, of
 which the median is taken, with the head as it is stored, and in 8 bits. perplexity: of the checkpoint as it runs, in
-bfloat16, against its dequantized weights in float32. chat: three turns of greedy answers, and how many of their tokens
+bfloat16, against its dequantized weights in float32. inputs: what it changes by where inputs are rounded as well, by
+the library that publishes the format and in float32. chat: three turns of greedy answers, and how many of their tokens
 the dequantized weights in bfloat16 find the likeliest after the same text.
 """
 
@@ -29,12 +30,18 @@ from typing import Any
 import torch
 import transformers
 from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, preset_name_to_scheme
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    fake_quantize,
+    preset_name_to_scheme,
+)
+from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.perplexity import KV_CACHE_BYTES, TEXT, Settings, token_losses
+from benchmarks.perplexity import KV_CACHE_BYTES, TEXT, Settings, mean_losses, token_losses
 from pagemill import LLM, SamplingParams
 from pagemill.artifacts.describe import locate
 from pagemill.model.kernels.linear_int import NF4_LEVELS
@@ -218,6 +225,34 @@ def measure_perplexity(stored: Path, plain: Path, args: argparse.Namespace) -> d
     return found
 
 
+def measure_inputs(plain: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """What the library's own way with inputs adds to the perplexity of its dequantized weights, all else in float32."""
+    quantized = preset_name_to_scheme(PRESETS[args.format][0], ["Linear"]).input_activations
+    if quantized is None or not quantized.dynamic:
+        raise SystemExit(f"{args.format}: inputs are not quantized as they come")
+    token_ids = load_tokenizer(plain).encode(TEXT.read_text())[: args.tokens]
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def losses(part: list[int]) -> Tensor:
+        logits = model(torch.tensor([part])).logits[0, :-1]
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(part[1:]), reduction="none")
+
+    exact = mean_losses(losses, token_ids, args.window, args.shifts)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.register_forward_pre_hook(lambda layer, inputs: (rounded_as(quantized, layer, inputs[0]),))
+    change = mean_losses(losses, token_ids, args.window, args.shifts) - exact
+    return {"inputs percent": [float(change.mean().expm1() * 100), float(change.std() / len(change) ** 0.5 * 100)]}
+
+
+def rounded_as(args: QuantizationArgs, layer: torch.nn.Module, inputs: Tensor) -> Tensor:
+    """Inputs of a layer, as the library rounds them."""
+    scale, zero_point = compute_dynamic_scales_and_zp(inputs, args, layer)
+    rounded: Tensor = fake_quantize(inputs, scale, zero_point, args)
+    return rounded
+
+
 def measure_chat(stored: Path, plain: Path, device: str) -> dict[str, Any]:
     """Greedy answers, and how many of their tokens are those of the dequantized weights."""
     params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
@@ -261,7 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where checkpoints and results are, or are made")
     parser.add_argument("--format", choices=NAMES, help="the one to measure")
-    parser.add_argument("--measure", nargs="*", choices=("speed", "perplexity", "chat"), default=None)
+    parser.add_argument("--measure", nargs="*", choices=("speed", "perplexity", "inputs", "chat"), default=None)
     parser.add_argument("--table", action="store_true", help="print what has been measured")
     parser.add_argument(
         "--beside", choices=NAMES, help="measure speed against that of this format, not of the GGUF file"
@@ -284,6 +319,8 @@ def main() -> None:
         for what in args.measure:
             if what == "perplexity":
                 row |= measure_perplexity(stored, plain, args)
+            elif what == "inputs":
+                row |= measure_inputs(plain, args)
             else:
                 chat = what == "chat"
                 row |= measure_chat(stored, plain, args.device) if chat else measure_speed(model, stored, args)

@@ -14,6 +14,7 @@ elsewhere, which averages what is chance in a token's context.
 import argparse
 import itertools
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +41,8 @@ class Settings:
 
 
 def token_losses(path: Path, settings: Settings, token_ids: list[int], window: int, shifts: int) -> torch.Tensor:
-    """Negative log-likelihood of every token, the mean over the windows in which it has one before it."""
+    """`mean_losses`, by an engine."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
     with LLM(
         str(path),
         dtype=settings.dtype,
@@ -54,14 +54,26 @@ def token_losses(path: Path, settings: Settings, token_ids: list[int], window: i
         max_num_seqs=1,
         enforce_eager=True,
     ) as engine:
-        for shift in range(shifts):
-            bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
-            for begin, end in itertools.pairwise(bounds):
-                part = token_ids[begin:end]
-                (scored,) = engine.generate([{"prompt_token_ids": part}], params, use_tqdm=False)
-                found = zip(part[1:], scored.prompt_logprobs[1:], strict=True)
-                sums[begin + 1 : end] -= torch.tensor([of_token[token].logprob for token, of_token in found])
-                counts[begin + 1 : end] += 1
+
+        def losses(part: list[int]) -> torch.Tensor:
+            (scored,) = engine.generate([{"prompt_token_ids": part}], params, use_tqdm=False)
+            found = zip(part[1:], scored.prompt_logprobs[1:], strict=True)
+            return -torch.tensor([of_token[token].logprob for token, of_token in found])
+
+        return mean_losses(losses, token_ids, window, shifts)
+
+
+def mean_losses(
+    losses: Callable[[list[int]], torch.Tensor], token_ids: list[int], window: int, shifts: int
+) -> torch.Tensor:
+    """Negative log-likelihood of every token, the mean over the windows in which it has one before it. `losses`: tokens
+    -> those of all but the first."""
+    sums, counts = torch.zeros(len(token_ids)), torch.zeros(len(token_ids))
+    for shift in range(shifts):
+        bounds = sorted({0, *range(window * shift // shifts, len(token_ids), window), len(token_ids)})
+        for begin, end in itertools.pairwise(bounds):
+            sums[begin + 1 : end] += losses(token_ids[begin:end])
+            counts[begin + 1 : end] += 1
     return sums[counts > 0] / counts[counts > 0]
 
 
