@@ -89,12 +89,13 @@ def _prompt_fits(admission: Admission, bounds: Bounds) -> None:
 
 def _token_ids_are_known(admission: Admission, bounds: Bounds) -> None:
     ids = admission.token_ids
+    if list(map(type, ids)).count(int) != len(ids):  # subclasses, which the type below takes, cannot be sent
+        wrong = next(item for item in ids if type(item) is not int)
+        raise RequestError(f"token id {shown(wrong)} in the prompt is not an integer", "prompt")
     try:
-        msgspec.convert(ids, _list_of_ids(bounds.vocab_size))  # one pass, where type, least and greatest are three
+        msgspec.convert(ids, _list_of_ids(bounds.vocab_size))  # one pass, where least and greatest are two
     except msgspec.ValidationError:
-        wrong = next(item for item in ids if type(item) is not int or not 0 <= item < bounds.vocab_size)
-        if type(wrong) is not int:
-            raise RequestError(f"token id {shown(wrong)} in the prompt is not an integer", "prompt") from None
+        wrong = next(item for item in ids if not 0 <= item < bounds.vocab_size)
         raise RequestError(
             f"token id {shown(wrong)} in the prompt is not allowed: 0 to {bounds.vocab_size - 1}", "prompt"
         ) from None

@@ -1,5 +1,6 @@
 """Admission: what is refused, with which words, and what is filled in."""
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -14,6 +15,10 @@ from pagemill.tokenizers.control_text import MARK
 from tests.fakes.fake_tokenizer import BOS, EOS, IM_END, ByteTokenizer
 
 READY = EngineReady(max_model_len=32, vocab_size=300, num_blocks=8, block_size=16)
+
+
+class Number(int):
+    """Which no message to the engine can hold."""
 
 
 def prepare(prompt: Any = "hi", has_priorities: bool = False, **given: Any) -> PreparedRequest:
@@ -35,6 +40,8 @@ def prepare(prompt: Any = "hi", has_priorities: bool = False, **given: Any) -> P
     ({"prompt": [1, 2.0]}, "prompt", "2.0 in the prompt is not an integer"),
     ({"prompt": [1, True]}, "prompt", "True in the prompt is not an integer"),
     ({"prompt": [1, "2"]}, "prompt", "'2' in the prompt is not an integer"),
+    ({"prompt": [1, Number(2)]}, "prompt", "2 in the prompt is not an integer"),
+    ({"prompt": [1, HTTPStatus.OK]}, "prompt", "HTTPStatus.OK: 200> in the prompt is not an integer"),
     ({"prompt": 5}, "prompt", "5; it must be a text or a list"),
     ({"prompt": {"prompt": "a", "prompt_token_ids": [1]}}, "prompt", "dict"),
     ({"prompt": {"promt": "a"}}, "prompt", "promt"),
