@@ -16,6 +16,7 @@ from pagemill.model.attention.interface import (
     AttentionImpl,
     CascadePlanner,
     CommonAttentionMetadata,
+    LatentWeights,
     MetadataBuilder,
     ReplayPlanner,
     StepOnHost,
@@ -110,6 +111,11 @@ class _PhasedImpl(AttentionImpl):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, kv_cache: Tensor, metadata: PhasedMetadata
     ) -> Tensor:
         return self._of(metadata).forward(query, key, value, kv_cache, metadata.plan)
+
+    def attend_latents(
+        self, query: Tensor, kept: Tensor, kv_cache: Tensor, metadata: PhasedMetadata, weights: LatentWeights
+    ) -> Tensor:
+        return self._of(metadata).attend_latents(query, kept, kv_cache, metadata.plan, weights)
 
     def _of(self, metadata: PhasedMetadata) -> AttentionImpl:
         return self._decode if metadata.decodes else self._prefill

@@ -8,7 +8,9 @@ import torch
 
 from pagemill.model.attention.backends import latent_prompts
 from pagemill.model.attention.backends.latent_prompts import LatentPrompts, LatentSizes, Workspace, wanted
+from pagemill.model.attention.backends.torch_mla import TorchMlaBackend
 from pagemill.model.attention.interface import BatchLens
+from pagemill.model.attention.phased import phased
 from tests.fakes.triton_interpreter import DEVICE
 from tests.marks import slow
 
@@ -63,6 +65,13 @@ def test_attention_equals_the_definition(dtype, room, monkeypatch):
     assert prompts.others.tolist() == [40, *range(321, 326)]
     found = prompts.passes(latent_prompts.sizes_of(case.weights, case.cache))
     assert any(each.num_carried for each in found) == (room < 1 << 20)
+
+
+def test_another_backend_may_decode(monkeypatch):
+    monkeypatch.setattr(latent_prompts, "TOKENS_PER_KEY", 20)
+    case = LatentCase(SHAPE, [(1, 33), (60, 60)], torch.float32, DEVICE)
+    result = case.run(phased(TritonMlaBackend, TorchMlaBackend))
+    torch.testing.assert_close(result.double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
 def test_steps_of_which_the_host_knows_no_lengths_are_as_ever():
