@@ -60,6 +60,7 @@ class Library:
     pack_linear: Callable[..., None]
     pack_codes: Callable[..., int]
     pack_words: Callable[..., None]
+    pack_limits: Callable[..., int]
     run_plan: Callable[..., int]
     decode_accepts: Callable[..., int]
     decode_step: Callable[..., int]
@@ -139,6 +140,19 @@ def _load(path: Path) -> Library:
         pack_linear=function(releasing, "pm_pack_linear", None, *[_POINTER] * 3, *[_INT] * 2),
         pack_codes=function(releasing, "pm_pack_codes", _INT, *[_POINTER] * 5, *[_INT] * 2),
         pack_words=function(releasing, "pm_pack_words", None, *[_POINTER] * 5, *[_INT] * 3),
+        pack_limits=function(
+            releasing,
+            "pm_pack_limits",
+            _INT,
+            *[_POINTER] * 2,
+            *[_INT] * 4,
+            _FLOAT,
+            _POINTER,
+            _INT,
+            _INT,
+            _POINTER,
+            _INT,
+        ),
         linear=function(releasing, "pm_linear", None, *[_POINTER] * 3, *[_INT] * 5),
         run_plan=function(releasing, "pm_run_plan", ctypes.c_int, _POINTER, _INT, _POINTER, _INT),
         decode_accepts=function(holding, "pm_decode_accepts", ctypes.c_int, *[_POINTER] * 3, _INT),

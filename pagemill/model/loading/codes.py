@@ -1,16 +1,15 @@
 """`Codes`: a weight whose integers or 8-bit floats lie apart from their scales. Knows no file format."""
 
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from pagemill.model.kernels.linear_int import BLOCK, FLOAT8, FLOAT8_UNIT, Q4_0, Q4_1, Q8_0, BlockFormat
+from pagemill.model.kernels.pack_limits import pack_limits
 from pagemill.model.kernels.pack_linear import OCTET, Words
-from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight
-from pagemill.model.loading.packed_weight import NIBBLE_ZERO, PackedWeight, as_halves
+from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 
 
@@ -43,18 +42,17 @@ def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
     of which a block of 32 inputs has several scales, or limits that 16-bit floats cannot hold."""
     if isinstance(weight, WordWeight):
         return _of_words(weight)
-    unit = 1.0
     if isinstance(weight, NibbleWeight):
         kind = Q4_0 if weight.zeros is None else Q4_1
         codes = weight.pairs
+        limits = pack_limits(weight.scales, weight.zeros)
     elif isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
         kind = FLOAT8 if weight.is_float else Q8_0
         codes = weight.values.view(torch.uint8)
-        unit = FLOAT8_UNIT if weight.is_float else unit
+        limits = pack_limits(weight.scales, unit=FLOAT8_UNIT if weight.is_float else 1.0)
     else:
         return None
     groups = _of_blocks(weight.groups)
-    limits = _limits(weight.scales, weight.zeros, unit)
     return None if groups is None or limits is None else Codes(kind, codes, limits, groups)
 
 
@@ -64,7 +62,7 @@ def _of_words(weight: WordWeight) -> Codes | None:
     if not bool((groups[1:] >= groups[:-1]).all()):
         groups, order = groups.sort(stable=True)
     of_blocks = _of_blocks(groups)
-    limits = _limits(weight.scales, weight.zeros)
+    limits = pack_limits(weight.scales, weight.zeros)
     if of_blocks is None or limits is None or len(weight) % OCTET:
         return None
     if order is not None and weight.kind is not Words.OF_INPUTS:
@@ -78,21 +76,3 @@ def _of_blocks(groups: Tensor) -> Tensor | None:
         return None
     blocks = groups.view(-1, BLOCK)
     return blocks[:, 0].int() if bool((blocks == blocks[:, :1]).all()) else None
-
-
-def _limits(scales: Tensor, zeros: Tensor | None, unit: float = 1.0) -> Tensor | None:
-    """Scales, which are multiplied with `unit`, and zeros of the same shape, two dimensions -> `Codes.limits` of that
-    shape; None where 16-bit floats cannot hold them."""
-    made = torch.empty(*scales.shape, 1 if zeros is None else 2, dtype=torch.float16)
-    width = scales.shape[1]
-    few_zeros = repeat(None) if zeros is None else few_rows(zeros, width)
-    for few, zero, to in zip(few_rows(scales, width), few_zeros, few_rows(made, width), strict=False):
-        exact = [few.float() * unit]
-        if zero is not None:
-            exact.append(exact[0] * (zero.float() + NIBBLE_ZERO).neg_())
-        for place, limits in enumerate(exact):
-            halves = as_halves(limits)
-            if halves is None:
-                return None
-            to[..., place] = halves
-    return (made if zeros is None else made.view(torch.int32)).squeeze(-1)

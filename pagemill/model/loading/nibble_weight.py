@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pagemill.model.kernels.pack_linear import OCTET, Words
-from pagemill.model.loading.few_rows import few_rows
+from pagemill.model.kernels.pack_limits import ZeroWords
+from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.packed_weight import NIBBLE_ZERO, Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
-
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which four bits of a word, counted from the lowest, each of eight outputs has (`Words.OF_OUTPUTS`)."""
+from pagemill.model.loading.zero_words import are_alike, joined_zeros, outputs_of, zero_integers
 
 
 class Nibbles(QuantizedTensor):
@@ -41,10 +39,15 @@ class Nibbles(QuantizedTensor):
         plain = [other.unpacked() if isinstance(other, Nibbles) else other for other in others]
         return self.unpacked().above(plain)
 
+    def _with_rows_of_words(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        """`with_rows` where words have several outputs: those that stay where they are stay as they are in the file."""
+        rows = torch.empty(len(self), 1)
+        return self if arrange(rows) is rows else self.unpacked().with_rows(arrange)
+
 
 @dataclass(frozen=True, slots=True)
 class NibbleWeight(Nibbles):
-    """weight[o, i] = (nibble i of pairs[o] - 8 - zeros[o, g]) * scales[o, g], where g = groups[i]."""
+    """weight[o, i] = (nibble i of pairs[o] - zero of o and g) * scales[o, g], where g = groups[i]."""
 
     pairs: Tensor
     """[out, in / 2] uint8, which may be mapped from a file: of two inputs, the first is in the lower half."""
@@ -53,8 +56,8 @@ class NibbleWeight(Nibbles):
     groups: Tensor
     """[in] int64: which scale each input has."""
     inputs: Inputs = Inputs.FLOATS
-    zeros: Tensor | None = None
-    """[out, G] of any type: which integer, less 8, stands for 0; None: 0 does, everywhere."""
+    zeros: ZeroWords | None = None
+    """[out / 8, G]: which integer stands for 0; None: 8 does, everywhere."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -68,11 +71,13 @@ class NibbleWeight(Nibbles):
         return self.pairs.device
 
     def unpacked(self) -> PackedWeight:
-        return PackedWeight(4, _integers(self.pairs), self.scales, self.groups, self.zeros, self.inputs)
+        zeros = None if self.zeros is None else zero_integers(self.zeros)
+        return PackedWeight(4, _integers(self.pairs), self.scales, self.groups, zeros, self.inputs)
 
-    def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> "NibbleWeight":
-        zeros = None if self.zeros is None else arrange(self.zeros)
-        return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales), zeros=zeros)
+    def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
+        if self.zeros is not None:
+            return self._with_rows_of_words(arrange)
+        return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales))
 
     def joined(self, others: Sequence[Nibbles]) -> "NibbleWeight | None":
         parts = [self, *(other for other in others if isinstance(other, NibbleWeight) and other.inputs is self.inputs)]
@@ -80,12 +85,12 @@ class NibbleWeight(Nibbles):
             return None
         pairs = torch.cat([part.pairs for part in parts])
         scales = torch.cat([part.scales for part in parts])
-        return replace(self, pairs=pairs, scales=scales, zeros=_all_zeros(parts, 0))
+        return replace(self, pairs=pairs, scales=scales, zeros=joined_zeros([part.zeros for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)
 class WordWeight(Nibbles):
-    """weight[o, i] = (integer of o and i - 8 - zeros[g, o]) * scales[g, o], where g = groups[i]: outputs lie side by
+    """weight[o, i] = (integer of o and i - zero of o and g) * scales[g, o], where g = groups[i]: outputs lie side by
     side, as in files of GPTQ and AWQ."""
 
     kind: Words
@@ -95,8 +100,8 @@ class WordWeight(Nibbles):
     """[G, out] of any type of float."""
     groups: Tensor
     """[in] int64: which scale each input has. Any order."""
-    zeros: Tensor | None = None
-    """[G, out] of any type: which integer, less 8, stands for 0; None: 0 does, everywhere."""
+    zeros: ZeroWords | None = None
+    """[G, out / 8]: which integer stands for 0; None: 8 does, everywhere."""
 
     def __len__(self) -> int:
         return self.scales.shape[1]
@@ -114,13 +119,11 @@ class WordWeight(Nibbles):
             values = outputs_of(self.words).t().contiguous()
         else:
             values = _integers(self.words.t().contiguous().view(torch.uint8))
-        zeros = None if self.zeros is None else self.zeros.t().contiguous()
+        zeros = None if self.zeros is None else zero_integers(self.zeros).t().contiguous()
         return PackedWeight(4, values, self.scales.t().contiguous(), self.groups, zeros)
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
-        """Rows that stay where they are stay as they are in the file."""
-        rows = torch.empty(len(self), 1)
-        return self if arrange(rows) is rows else self.unpacked().with_rows(arrange)
+        return self._with_rows_of_words(arrange)
 
     def joined(self, others: Sequence[Nibbles]) -> "WordWeight | None":
         parts = [self, *(other for other in others if isinstance(other, WordWeight) and other.kind is self.kind)]
@@ -128,31 +131,13 @@ class WordWeight(Nibbles):
             return None
         words = torch.cat([part.words for part in parts], 1)
         scales = torch.cat([part.scales for part in parts], 1)
-        return replace(self, words=words, scales=scales, zeros=_all_zeros(parts, 1))
+        return replace(self, words=words, scales=scales, zeros=joined_zeros([part.zeros for part in parts]))
 
 
 def _same_groups(parts: Sequence[NibbleWeight | WordWeight]) -> bool:
-    """Whether all have their inputs in the same groups, and all or none of them zeros."""
+    """Whether all have their inputs in the same groups, and all or none of them zeros, in words of one kind."""
     first = parts[0]
-    return all(
-        (part.zeros is None) == (first.zeros is None) and torch.equal(part.groups, first.groups) for part in parts
-    )
-
-
-def _all_zeros(parts: Sequence[NibbleWeight | WordWeight], outputs: int) -> Tensor | None:
-    """Those of all parts along the dimension of the outputs; None where there are none."""
-    zeros = [part.zeros for part in parts if part.zeros is not None]
-    return torch.cat(zeros, outputs) if zeros else None
-
-
-def outputs_of(words: Tensor) -> Tensor:
-    """`Words.OF_OUTPUTS`, [n, out / 8] int32, n > 0 -> [n, out] int8: their integers less 8."""
-    shifts = torch.tensor(PLACES, dtype=torch.int32, device=words.device) * 4
-    made = [
-        ((few.unsqueeze(-1) >> shifts) & 15).flatten(1).to(torch.int8).sub_(NIBBLE_ZERO)
-        for few in few_rows(words, words.shape[1] * OCTET)
-    ]
-    return torch.cat(made)
+    return all(are_alike(part.zeros, first.zeros) and torch.equal(part.groups, first.groups) for part in parts)
 
 
 def unpacked(weights: Sequence[Tensor | QuantizedTensor]) -> list[Tensor | QuantizedTensor]:

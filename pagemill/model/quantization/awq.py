@@ -8,11 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.pack_limits import ZeroWords
 from pagemill.model.kernels.pack_linear import Words
-from pagemill.model.loading.nibble_weight import WordWeight, outputs_of
+from pagemill.model.loading.nibble_weight import WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
+from pagemill.model.loading.zero_words import PLACES, outputs_of
 from pagemill.model.quantization.fields import Fields
 from pagemill.model.quantization.integers import as_stored
 from pagemill.model.quantization.interface import Quantization, QuantMethod, QuantRequest, ShapeError
@@ -51,13 +53,13 @@ class AwqWeights(PackedMethod):
         self, stored: Mapping[str, Tensor | QuantizedTensor], part: WeightPart, dtype: torch.dtype
     ) -> Tensor | QuantizedTensor:
         tensors = only_tensors(stored)
-        words, scales = tensors["qweight"], tensors["scales"]
+        words, scales, zero_words = tensors["qweight"], tensors["scales"], tensors["qzeros"]
         groups = ScaleGrid(1, self._group_size).groups(part, words.device)
         if self.takes_blocks and scales.shape[1] == words.shape[1] * PER_WORD:
-            return WordWeight(Words.OF_OUTPUTS, words, scales, groups, outputs_of(tensors["qzeros"]))
+            return WordWeight(Words.OF_OUTPUTS, words, scales, groups, ZeroWords(zero_words, 1, PLACES))
         first = 0 if part.splits_columns else part.rows.start % PER_WORD
         rows = slice(first, first + len(part.rows))
-        values, zeros = (outputs_of(one).t().contiguous()[rows] for one in (words, tensors["qzeros"]))
+        values, zeros = (outputs_of(one).t().contiguous()[rows] for one in (words, zero_words))
         return PackedWeight(BITS, values, scales.t().contiguous(), groups, zeros)
 
 

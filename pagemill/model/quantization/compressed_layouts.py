@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.pack_limits import ZeroWords
 from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import NibbleWeight
 from pagemill.model.loading.packed_weight import Inputs, PackedWeight
@@ -99,16 +100,20 @@ class PackedIntegers(PackedMethod):
         groups = scheme.grid.groups(part, packed.device)
         if scheme.ordered:
             groups = tensors["weight_g_idx"].long()
-        zeros = None
-        if not scheme.symmetric:
-            split = not part.splits_columns
-            packed_zeros = few_rows(tensors["weight_zero_point"].t(), len(part.rows))
-            zeros = torch.cat([_range_of(few, scheme.bits, part.rows, split) for few in packed_zeros]).t().contiguous()
+        zero_words = None if scheme.symmetric else tensors["weight_zero_point"]
         scales = scheme.spread_scales(tensors, part)
-        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks:
+        # A rank's part may begin or end within a word.
+        is_whole = zero_words is None or len(zero_words) * WORD == len(scales) * scheme.bits
+        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks and is_whole:
             nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
             if nibbles is not None:
-                return NibbleWeight(nibbles, scales, groups, scheme.inputs, zeros)
+                nibble_zeros = None if zero_words is None else ZeroWords(zero_words, 0)
+                return NibbleWeight(nibbles, scales, groups, scheme.inputs, nibble_zeros)
+        zeros = None
+        if zero_words is not None:
+            few_groups = few_rows(zero_words.t(), len(part.rows))
+            split = not part.splits_columns
+            zeros = torch.cat([_range_of(few, scheme.bits, part.rows, split) for few in few_groups]).t().contiguous()
         values = _range_of(packed, scheme.bits, part.columns, part.splits_columns)
         return PackedWeight(scheme.bits, values, scales, groups, zeros, scheme.inputs)
 

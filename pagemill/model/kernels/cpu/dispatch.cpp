@@ -232,3 +232,10 @@ void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, 
                    const int32_t* order, int64_t words, int64_t num_panels, int64_t threads) {
   pack({*linear, nullptr, panels, nullptr, groups, nullptr, octets, (PmWords)words, order}, num_panels, threads);
 }
+
+int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype, int64_t stride,
+                       double unit, const uint32_t* zeros, int64_t zeros_stride, int64_t of_rows,
+                       const uint32_t* shifts, int64_t added) {
+  return !selected->pack_limits({out, scales, rows, cols, dtype, stride, (float)unit, zeros, zeros_stride, of_rows,
+                                 shifts, (uint32_t)added});
+}

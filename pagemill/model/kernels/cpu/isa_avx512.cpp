@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linear.h"
+#include "pack_limits.h"
 #include "pack_linear.h"
 #include "rows.h"
 #include "sample.h"
@@ -11,7 +12,7 @@
 
 const KernelTable kernels_avx512 = {
     "avx512", norm, activation, activate, add, scale, soft_cap, multiply, sum_rows, streams, route, clamp, weigh,
-    rope, argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, write_kv, attention_scratch_bytes,
-    attend, attend_segment, merge_segments,
+    rope, argmax, sample, linear, quantized_bytes, quantize_rows, pack_linear, pack_limits, write_kv,
+    attention_scratch_bytes, attend, attend_segment, merge_segments,
 };
 #endif

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1, PM_INT8 = 2 };
+enum PmDtype : int64_t { PM_FLOAT32 = 0, PM_BFLOAT16 = 1, PM_INT8 = 2, PM_FLOAT16 = 3 };
 
 // One step of one KV group; `Batch` in mirrors.py mirrors it.
 struct PmBatch {
@@ -373,6 +373,24 @@ struct PackArgs {
   const int32_t* order = nullptr;
 };
 
+// Scales of groups and outputs, and their zero points, to limits as panels have them: 16-bit floats, or such a one and the
+// minimum, which is minus the zero point times the scale, in 32 bits.
+struct LimitArgs {
+  void* out;           // [rows, cols]
+  const void* scales;  // the same of `dtype`: float32, bfloat16 or float16
+  int64_t rows;
+  int64_t cols;
+  int64_t dtype;
+  int64_t stride;
+  float unit;  // what scales are multiplied with
+  // Words of OCTET outputs, which are so many rows, or columns; null: there are no zero points.
+  const uint32_t* zeros;
+  int64_t zeros_stride;
+  int64_t of_rows;
+  const uint32_t* shifts;  // [2 * OCTET]: how far from the lowest bit of a word those of each output are, twice
+  uint32_t added;          // to each; of the sum, four bits count
+};
+
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
 // slots for loads that miss.
 inline void prefetch_line(const void* at) { __builtin_prefetch(at, 0, 2); }
@@ -435,6 +453,8 @@ struct KernelTable {
   void (*quantize_rows)(const LinearArgs&, int64_t begin, int64_t end);
   // Panels [begin, end), made of their rows.
   void (*pack_linear)(const PackArgs&, int64_t begin, int64_t end);
+  // False where a 16-bit float does not hold one of them to its usual precision.
+  bool (*pack_limits)(const LimitArgs&);
   void (*write_kv)(const AttentionArgs&, int64_t begin, int64_t end);
   int64_t (*attention_scratch_bytes)(const AttentionArgs&);
   // All keys of a tile for one KV head, straight to the output. `next` is what the thread does after it: the beginning of
@@ -514,3 +534,8 @@ PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void
 // The same of PM_Q4_PANELS and PM_Q4_MIN_PANELS, from words; see PackArgs. `words`: a PmWords.
 PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, const int32_t* groups,
                              const int32_t* order, int64_t words, int64_t num_panels, int64_t threads);
+// See LimitArgs; on one thread, as the little that it takes is done before others have woken up. 0: done, 1: 16-bit floats
+// do not hold one of them to their usual precision.
+PM_EXPORT int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype,
+                                 int64_t stride, double unit, const uint32_t* zeros, int64_t zeros_stride,
+                                 int64_t of_rows, const uint32_t* shifts, int64_t added);

@@ -26,12 +26,7 @@ constexpr int64_t INT_CHUNK_BYTES = 416 * 1024;
 // Bytes between the same group of two outputs' vectors, and between groups.
 constexpr int64_t GROUP_BYTES = LINEAR_PANEL * 4;
 
-// A 16-bit float in the low half of each lane. Infinities become large numbers.
-PM_INLINE vf half_to_float(vu h) {
-  return (vf)((vu)((vf)((h & 0x7fffu) << 13) * splat(0x1p112f)) | (h & 0x8000u) << 16);
-}
-
-// The same, but 2^-60 for 0: the exponent of a scale is added to, which zero has none of. It meets sums that are zero.
+// `half_to_float`, but 2^-60 for 0: the exponent of a scale is added to, which zero has none of. It meets sums that are zero.
 PM_INLINE vf half_to_scale(vu h) {
   const vf magnitude = (vf)((h & 0x7fffu) << 13) * splat(0x1p112f);
   return (vf)((vu)max_of(magnitude, splat(0x1p-60f)) | (h & 0x8000u) << 16);

@@ -15,6 +15,14 @@ constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
 // Panels that a thread makes side by side, block after block. Of each input, or eight inputs, the file has the words of all
 // outputs together: one panel after the other would take a few bytes of a page at a time, and come back for the rest.
 constexpr int64_t TILE_PANELS = 128;
+// Words that a thread brings together before their inputs are put in order: they stay in the second-level cache.
+#ifndef OB
+#define OB 512
+#endif
+#ifndef AR
+#define AR 16
+#endif
+constexpr int64_t ORDERED_BYTES = OB * 1024, AHEAD_ROWS = AR;
 
 const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + row * octet.words_stride; }
 
@@ -159,38 +167,44 @@ void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// The integers of eight inputs, of any words [8 inputs][output], to words of their own.
-void gather_words(const uint32_t* words, const int32_t* inputs, uint32_t* to) {
+// The integers of eight inputs, of any words [8 inputs][output] whose rows are `stride` words apart, to words of their own.
+void gather_words(const uint32_t* words, int64_t stride, const int32_t* inputs, uint32_t* to) {
   for (int64_t i = 0; i < LINEAR_PANEL; i += LANES) {
     vu made = {};
     for (int k = 0; k < 8; ++k) {
-      const vu found = load_raw<vu>(words + inputs[k] / 8 * LINEAR_PANEL + i);
+      const vu found = load_raw<vu>(words + inputs[k] / 8 * stride + i);
       made |= (found >> (uint32_t)(inputs[k] % 8 * 4) & 15u) << (uint32_t)(4 * k);
     }
     memcpy(to + i, &made, sizeof made);
   }
 }
 
-// Of inputs in any order: the words of each panel are brought together first, as each of them is read up to eight times.
+// Of inputs in any order: the words of a few panels are brought together first, as each of them is read up to eight times.
 template <int64_t LIMIT_BYTES>
 void pack_ordered_words(const PackArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, AHEAD_ROWS = 16;
+  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
   static thread_local ThreadBuffer memory;
   const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, rows = num_blocks * WORDS_OF_BLOCK;
-  uint32_t* const all = (uint32_t*)memory.at_least(rows * LINEAR_PANEL * 4);
-  char* out = (char*)args.panels + begin * panel_bytes(args.linear);
-  for (int64_t panel = begin; panel < end; ++panel) {
-    const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
+  const int64_t most = max_of(1, ORDERED_BYTES / (rows * LINEAR_PANEL * 4));
+  uint32_t* const all = (uint32_t*)memory.at_least(rows * LINEAR_PANEL * 4 * most);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = min_of(most, end - first), stride = count * LINEAR_PANEL;
+    const PmOctet* octets = args.octets + first * PANEL_OCTETS;
     for (int64_t row = 0; row < rows; ++row) {
-      if (row + AHEAD_ROWS < rows) fetch_octets(octets, row + AHEAD_ROWS);
-      read_words(octets, row, all + row * LINEAR_PANEL);
+      for (int64_t i = 0; i < count; ++i) {
+        if (row + AHEAD_ROWS < rows) fetch_octets(octets + i * PANEL_OCTETS, row + AHEAD_ROWS);
+        read_words(octets + i * PANEL_OCTETS, row, all + row * stride + i * LINEAR_PANEL);
+      }
     }
-    for (int64_t block = 0; block < num_blocks; ++block, out += LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL) {
-      alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
-      for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k)
-        gather_words(all, args.order + block * QUANT_BLOCK + 8 * k, words + k * LINEAR_PANEL);
-      store_limits<LIMIT_BYTES>(octets, args.groups[block], out);
-      store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
+    for (int64_t i = 0; i < count; ++i) {
+      char* out = (char*)args.panels + (first + i) * num_blocks * BLOCK_BYTES;
+      for (int64_t block = 0; block < num_blocks; ++block, out += BLOCK_BYTES) {
+        alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
+        for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k)
+          gather_words(all + i * LINEAR_PANEL, stride, args.order + block * QUANT_BLOCK + 8 * k, words + k * LINEAR_PANEL);
+        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out);
+        store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
+      }
     }
   }
 }

@@ -36,6 +36,11 @@ struct bf16 {
   uint16_t bits;
 };
 
+// A 16-bit float as stored, of IEEE 754.
+struct fp16 {
+  uint16_t bits;
+};
+
 PM_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 PM_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 PM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -132,6 +137,11 @@ PM_INLINE vh narrow_bits(vu u) {
 #endif
 }
 
+// A 16-bit float in the low half of each lane. Infinities, and what is no number, become numbers from 2^16 on.
+PM_INLINE vf half_to_float(vu h) {
+  return (vf)((vu)((vf)((h & 0x7fffu) << 13) * splat(0x1p112f)) | (h & 0x8000u) << 16);
+}
+
 PM_INLINE vf widen(vh h) { return (vf)(widen_bits(h) << 16); }
 
 // Round to nearest even as torch does; a NaN stays a NaN.
@@ -148,6 +158,7 @@ PM_INLINE vh narrow(vf x) {
 
 PM_INLINE vf load(const float* p) { return load_raw<vf>(p); }
 PM_INLINE vf load(const bf16* p) { return widen(load_raw<vh>(p)); }
+PM_INLINE vf load(const fp16* p) { return half_to_float(widen_bits(load_raw<vh>(p))); }
 PM_INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 PM_INLINE void store(bf16* p, vf x) {
   vh h = narrow(x);
