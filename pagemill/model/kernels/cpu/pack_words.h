@@ -15,14 +15,6 @@ constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
 // Panels that a thread makes side by side, block after block. Of each input, or eight inputs, the file has the words of all
 // outputs together: one panel after the other would take a few bytes of a page at a time, and come back for the rest.
 constexpr int64_t TILE_PANELS = 128;
-// Words that a thread brings together before their inputs are put in order: they stay in the second-level cache.
-#ifndef OB
-#define OB 512
-#endif
-#ifndef AR
-#define AR 16
-#endif
-constexpr int64_t ORDERED_BYTES = OB * 1024, AHEAD_ROWS = AR;
 
 const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + row * octet.words_stride; }
 
@@ -30,6 +22,11 @@ const char* words_of(const PmOctet& octet, int64_t row) { return octet.words + r
 PM_INLINE void fetch_octets(const PmOctet* octets, int64_t row) {
   prefetch_line(words_of(octets[0], row));
   prefetch_line(words_of(octets[PANEL_OCTETS / 2], row));
+}
+
+// Of a block of panels that are `stride` bytes apart, where the words of an output of theirs go.
+PM_INLINE uint32_t* word_of(char* block, int64_t output, int64_t word, int64_t stride) {
+  return (uint32_t*)(block + output / LINEAR_PANEL * stride) + word * LINEAR_PANEL + output % LINEAR_PANEL;
 }
 
 // Of a block, for each output.
@@ -101,8 +98,7 @@ struct OutputWords {
       for (int64_t i = 0; i < OCTET; ++i) {
         const int64_t output = i * LANES;
         if (output / LINEAR_PANEL >= count) break;
-        uint32_t* to = (uint32_t*)(out + output / LINEAR_PANEL * stride) + word * LINEAR_PANEL + output % LINEAR_PANEL;
-        store_past_caches(to, outputs[i]);
+        store_past_caches(word_of(out, output, word, stride), outputs[i]);
       }
     }
   }
@@ -167,44 +163,85 @@ void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// The integers of eight inputs, of any words [8 inputs][output] whose rows are `stride` words apart, to words of their own.
-void gather_words(const uint32_t* words, int64_t stride, const int32_t* inputs, uint32_t* to) {
-  for (int64_t i = 0; i < LINEAR_PANEL; i += LANES) {
-    vu made = {};
-    for (int k = 0; k < 8; ++k) {
-      const vu found = load_raw<vu>(words + inputs[k] / 8 * stride + i);
-      made |= (found >> (uint32_t)(inputs[k] % 8 * 4) & 15u) << (uint32_t)(4 * k);
-    }
-    memcpy(to + i, &made, sizeof made);
-  }
-}
+// Words of inputs that are wanted in any order, of a few panels: each is read once, and its bytes, of two inputs each, go to
+// rows of their own. A lane of a row has those of four outputs, of each of four vectors one.
+struct AnyInputs {
+  static constexpr int64_t VECTORS = 4, OUTPUTS = VECTORS * LANES;
+  static constexpr int64_t SIDES = OUTPUTS < LINEAR_PANEL ? LINEAR_PANEL / OUTPUTS : 1;
+  static constexpr int64_t PANELS = SIDES * OUTPUTS / LINEAR_PANEL;
+  // Rows of the file that are read before they are taken apart, and those that are fetched ahead.
+  static constexpr int64_t LINES = 16, AHEAD_ROWS = 16;
 
-// Of inputs in any order: the words of a few panels are brought together first, as each of them is read up to eight times.
+  static int64_t bytes(int64_t cols) { return cols / 2 * SIDES * LANES * 4; }
+
+  uint32_t* rows;  // [cols / 2][side][lane]
+
+  // All inputs, in so many words, of `count` panels.
+  void read(const PmOctet* octets, int64_t count, int64_t words) const {
+    alignas(64) uint32_t lines[LINES][PANELS * LINEAR_PANEL];
+    if (count < PANELS) memset(lines, 0, sizeof lines);
+    for (int64_t first = 0; first < words; first += LINES) {
+      const int64_t last = min_of(first + LINES, words);
+      for (int64_t word = first; word < last; ++word) {
+        for (int64_t i = 0; i < count; ++i) {
+          if (word + AHEAD_ROWS < words) fetch_octets(octets + i * PANEL_OCTETS, word + AHEAD_ROWS);
+          read_words(octets + i * PANEL_OCTETS, word, lines[word - first] + i * LINEAR_PANEL);
+        }
+      }
+      for (int64_t word = first; word < last; ++word)
+        for (int64_t side = 0; side < SIDES; ++side) take_apart(lines[word - first] + side * OUTPUTS, word, side);
+    }
+  }
+
+  void take_apart(const uint32_t* line, int64_t word, int64_t side) const {
+    vu from[VECTORS], pairs[VECTORS];
+    for (int64_t i = 0; i < VECTORS; ++i) from[i] = load_raw<vu>(line + i * LANES);
+    transpose_bytes(from, pairs[0], pairs[1], pairs[2], pairs[3]);
+    for (int64_t i = 0; i < VECTORS; ++i) memcpy(row(8 * word + 2 * i, side), &pairs[i], sizeof(vu));
+  }
+
+  uint32_t* row(int64_t input, int64_t side) const { return rows + (input / 2 * SIDES + side) * LANES; }
+
+  // Two inputs, the first in the lower half of each byte.
+  PM_INLINE vu together(int32_t first, int32_t second, int64_t side) const {
+    const vu low = load_raw<vu>(row(first, side)) >> (uint32_t)(first % 2 * 4);
+    const vu high = load_raw<vu>(row(second, side)) << (uint32_t)(4 - second % 2 * 4);
+    return (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
+  }
+
+  // The words of a block of these inputs, of `count` panels, `stride` bytes apart.
+  void store(const int32_t* inputs, char* out, int64_t count, int64_t stride) const {
+    for (int64_t word = 0; word < WORDS_OF_BLOCK; ++word) {
+      for (int64_t side = 0; side < SIDES; ++side) {
+        vu from[VECTORS], outputs[VECTORS];
+        for (int64_t i = 0; i < VECTORS; ++i)
+          from[i] = together(inputs[4 * word + i], inputs[QUANT_BLOCK / 2 + 4 * word + i], side);
+        transpose_bytes(from, outputs[0], outputs[1], outputs[2], outputs[3]);
+        for (int64_t i = 0; i < VECTORS; ++i) {
+          const int64_t output = side * OUTPUTS + i * LANES;
+          if (output / LINEAR_PANEL >= count) break;
+          store_past_caches(word_of(out, output, word, stride), outputs[i]);
+        }
+      }
+    }
+  }
+};
+
 template <int64_t LIMIT_BYTES>
 void pack_ordered_words(const PackArgs& args, int64_t begin, int64_t end) {
   constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
   static thread_local ThreadBuffer memory;
-  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, rows = num_blocks * WORDS_OF_BLOCK;
-  const int64_t most = max_of(1, ORDERED_BYTES / (rows * LINEAR_PANEL * 4));
-  uint32_t* const all = (uint32_t*)memory.at_least(rows * LINEAR_PANEL * 4 * most);
-  for (int64_t first = begin; first < end; first += most) {
-    const int64_t count = min_of(most, end - first), stride = count * LINEAR_PANEL;
-    const PmOctet* octets = args.octets + first * PANEL_OCTETS;
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t i = 0; i < count; ++i) {
-        if (row + AHEAD_ROWS < rows) fetch_octets(octets + i * PANEL_OCTETS, row + AHEAD_ROWS);
-        read_words(octets + i * PANEL_OCTETS, row, all + row * stride + i * LINEAR_PANEL);
-      }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      char* out = (char*)args.panels + (first + i) * num_blocks * BLOCK_BYTES;
-      for (int64_t block = 0; block < num_blocks; ++block, out += BLOCK_BYTES) {
-        alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
-        for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k)
-          gather_words(all + i * LINEAR_PANEL, stride, args.order + block * QUANT_BLOCK + 8 * k, words + k * LINEAR_PANEL);
-        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out);
-        store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
-      }
+  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, panel_stride = num_blocks * BLOCK_BYTES;
+  const AnyInputs inputs = {(uint32_t*)memory.at_least(AnyInputs::bytes(args.linear.cols))};
+  for (int64_t panel = begin; panel < end; panel += AnyInputs::PANELS) {
+    const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
+    const int64_t count = min_of(AnyInputs::PANELS, end - panel);
+    inputs.read(octets, count, num_blocks * WORDS_OF_BLOCK);
+    char* out = (char*)args.panels + panel * panel_stride;
+    for (int64_t block = 0; block < num_blocks; ++block, out += BLOCK_BYTES) {
+      inputs.store(args.order + block * QUANT_BLOCK, out + LIMITS, count, panel_stride);
+      for (int64_t i = 0; i < count; ++i)
+        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
     }
   }
 }
