@@ -27,6 +27,8 @@ class ZeroWords:
     """Which four bits of a word, counted from the lowest, each of the eight outputs has."""
     added: int = 0
     """What is added to what is stored; of the sum, four bits are the integer that stands for 0."""
+    first: int = 0
+    """Which of the first word's outputs is the first, where words have outputs along their first dimension."""
 
 
 def pack_limits(scales: Tensor, zeros: ZeroWords | None = None, unit: float = 1.0) -> Tensor | None:
@@ -38,9 +40,9 @@ def pack_limits(scales: Tensor, zeros: ZeroWords | None = None, unit: float = 1.
     made = torch.empty(scales.shape, dtype=torch.float16 if zeros is None else torch.int32)
     of_scales = made.data_ptr(), scales.data_ptr(), *scales.shape, SCALES[scales.dtype], scales.stride(0), unit
     if zeros is None:
-        lost = loaded_library().pack_limits(*of_scales, None, 0, 0, None, 0)
+        lost = loaded_library().pack_limits(*of_scales, None, 0, 0, 0, None, 0)
         return None if lost else made
     words = zeros.words if zeros.words.stride(1) == 1 else zeros.words.contiguous()
     shifts = torch.tensor(zeros.places * 2, dtype=torch.int32) * 4
-    of_zeros = words.data_ptr(), words.stride(0), zeros.dim == 0, shifts.data_ptr(), zeros.added
+    of_zeros = words.data_ptr(), words.stride(0), zeros.dim == 0, zeros.first, shifts.data_ptr(), zeros.added
     return None if loaded_library().pack_limits(*of_scales, *of_zeros) else made

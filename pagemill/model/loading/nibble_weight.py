@@ -11,7 +11,7 @@ from pagemill.model.kernels.pack_limits import ZeroWords
 from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.packed_weight import NIBBLE_ZERO, Inputs, PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
-from pagemill.model.loading.zero_words import are_alike, joined_zeros, outputs_of, zero_integers
+from pagemill.model.loading.zero_words import are_alike, has_whole_words, joined_zeros, outputs_of, zero_integers
 
 
 class Nibbles(QuantizedTensor):
@@ -57,7 +57,7 @@ class NibbleWeight(Nibbles):
     """[in] int64: which scale each input has."""
     inputs: Inputs = Inputs.FLOATS
     zeros: ZeroWords | None = None
-    """[out / 8, G]: which integer stands for 0; None: 8 does, everywhere."""
+    """[ceil(out / 8), G]: which integer stands for 0; None: 8 does, everywhere."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -71,7 +71,7 @@ class NibbleWeight(Nibbles):
         return self.pairs.device
 
     def unpacked(self) -> PackedWeight:
-        zeros = None if self.zeros is None else zero_integers(self.zeros)
+        zeros = None if self.zeros is None else zero_integers(self.zeros, len(self))
         return PackedWeight(4, _integers(self.pairs), self.scales, self.groups, zeros, self.inputs)
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
@@ -119,7 +119,7 @@ class WordWeight(Nibbles):
             values = outputs_of(self.words).t().contiguous()
         else:
             values = _integers(self.words.t().contiguous().view(torch.uint8))
-        zeros = None if self.zeros is None else zero_integers(self.zeros).t().contiguous()
+        zeros = None if self.zeros is None else zero_integers(self.zeros, len(self))
         return PackedWeight(4, values, self.scales.t().contiguous(), self.groups, zeros)
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
@@ -135,9 +135,14 @@ class WordWeight(Nibbles):
 
 
 def _same_groups(parts: Sequence[NibbleWeight | WordWeight]) -> bool:
-    """Whether all have their inputs in the same groups, and all or none of them zeros, in words of one kind."""
+    """Whether all have their inputs in the same groups, and all or none of them zeros, in whole words of one kind."""
     first = parts[0]
-    return all(are_alike(part.zeros, first.zeros) and torch.equal(part.groups, first.groups) for part in parts)
+    return all(
+        are_alike(part.zeros, first.zeros)
+        and has_whole_words(part.zeros, len(part))
+        and torch.equal(part.groups, first.groups)
+        for part in parts
+    )
 
 
 def unpacked(weights: Sequence[Tensor | QuantizedTensor]) -> list[Tensor | QuantizedTensor]:

@@ -26,15 +26,16 @@ def outputs_of(words: Tensor, places: tuple[int, ...] = PLACES, added: int = 0) 
     return torch.cat(made)
 
 
-def zero_integers(zeros: ZeroWords) -> Tensor:
-    """`PackedWeight.zeros`, int8, of the two dimensions that the words have."""
+def zero_integers(zeros: ZeroWords, count: int) -> Tensor:
+    """`PackedWeight.zeros` of so many outputs, [count, G] int8."""
     by_group = zeros.words if zeros.dim else zeros.words.t()
     made = outputs_of(by_group, zeros.places, zeros.added)
-    return made if zeros.dim else made.t().contiguous()
+    return made[:, zeros.first : zeros.first + count].t().contiguous()
 
 
 def joined_zeros(parts: Sequence[ZeroWords | None]) -> ZeroWords | None:
-    """Those of all outputs of weights of one kind, one part's after the other's; None where none has any."""
+    """Those of all outputs of weights, in whole words of one kind, one part's after the other's; None where none has
+    any."""
     found = [part for part in parts if part is not None]
     if not found:
         return None
@@ -48,3 +49,8 @@ def are_alike(one: ZeroWords | None, other: ZeroWords | None) -> bool:
     if one is None or other is None:
         return one is other
     return (one.dim, one.places, one.added) == (other.dim, other.places, other.added)
+
+
+def has_whole_words(zeros: ZeroWords | None, count: int) -> bool:
+    """Whether those of so many outputs begin and end with a word, or there are none."""
+    return zeros is None or zeros.words.shape[zeros.dim] * OCTET == count

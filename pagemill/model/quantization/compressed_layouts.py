@@ -102,13 +102,12 @@ class PackedIntegers(PackedMethod):
             groups = tensors["weight_g_idx"].long()
         zero_words = None if scheme.symmetric else tensors["weight_zero_point"]
         scales = scheme.spread_scales(tensors, part)
-        # A rank's part may begin or end within a word.
-        is_whole = zero_words is None or len(zero_words) * WORD == len(scales) * scheme.bits
-        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks and is_whole:
+        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks:
             nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
             if nibbles is not None:
-                nibble_zeros = None if zero_words is None else ZeroWords(zero_words, 0)
-                return NibbleWeight(nibbles, scales, groups, scheme.inputs, nibble_zeros)
+                first = first_read(part.rows, 4, not part.splits_columns)
+                as_stored = None if zero_words is None else ZeroWords(zero_words, 0, first=first)
+                return NibbleWeight(nibbles, scales, groups, scheme.inputs, as_stored)
         zeros = None
         if zero_words is not None:
             few_groups = few_rows(zero_words.t(), len(part.rows))

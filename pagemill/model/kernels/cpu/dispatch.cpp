@@ -234,8 +234,8 @@ void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, 
 }
 
 int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype, int64_t stride,
-                       double unit, const uint32_t* zeros, int64_t zeros_stride, int64_t of_rows,
+                       double unit, const uint32_t* zeros, int64_t zeros_stride, int64_t of_rows, int64_t first,
                        const uint32_t* shifts, int64_t added) {
   return !selected->pack_limits({out, scales, rows, cols, dtype, stride, (float)unit, zeros, zeros_stride, of_rows,
-                                 shifts, (uint32_t)added});
+                                 first, shifts, (uint32_t)added});
 }

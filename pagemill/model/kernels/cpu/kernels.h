@@ -387,6 +387,7 @@ struct LimitArgs {
   const uint32_t* zeros;
   int64_t zeros_stride;
   int64_t of_rows;
+  int64_t first;  // output of the first word; 0 where outputs are columns
   const uint32_t* shifts;  // [2 * OCTET]: how far from the lowest bit of a word those of each output are, twice
   uint32_t added;          // to each; of the sum, four bits count
 };
@@ -538,4 +539,4 @@ PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet
 // do not hold one of them to their usual precision.
 PM_EXPORT int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype,
                                  int64_t stride, double unit, const uint32_t* zeros, int64_t zeros_stride,
-                                 int64_t of_rows, const uint32_t* shifts, int64_t added);
+                                 int64_t of_rows, int64_t first, const uint32_t* shifts, int64_t added);

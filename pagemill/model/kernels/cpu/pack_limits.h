@@ -23,8 +23,9 @@ PM_INLINE vu float_to_half(vf x, vi& held) {
 PM_INLINE vf zero_points(const LimitArgs& args, int64_t row, int64_t col, int64_t count) {
   vu found = {};
   if (args.of_rows) {
-    memcpy(&found, args.zeros + row / OCTET * args.zeros_stride + col, count * 4);
-    found >>= args.shifts[row % OCTET];
+    const int64_t output = args.first + row;
+    memcpy(&found, args.zeros + output / OCTET * args.zeros_stride + col, count * 4);
+    found >>= args.shifts[output % OCTET];
   } else {
     const uint32_t* words = args.zeros + row * args.zeros_stride + col / OCTET;
     found += words[0];

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagemill.model.kernels.pack_limits import ZeroWords
 from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.nibble_weight import NibbleWeight, WordWeight, unpacked
 from pagemill.model.loading.packed_weight import PackedWeight, neighbours
@@ -18,9 +19,9 @@ def words(kind: Words, seed: int = 0, *, zeros: bool = True, groups: Tensor | No
     shape = (WIDTH // 8, ROWS) if kind is Words.OF_INPUTS else (WIDTH, ROWS // 8)
     stored = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator).int()
     scales = torch.rand(WIDTH // GROUP, ROWS, generator=generator).half()
-    points = torch.randint(-8, 8, scales.shape, generator=generator).to(torch.int8)
+    points = torch.randint(-(1 << 31), 1 << 31, (len(scales), ROWS // 8), generator=generator).int()
     groups = neighbours(WIDTH, GROUP) if groups is None else groups
-    return WordWeight(kind, stored, scales, groups, points if zeros else None)
+    return WordWeight(kind, stored, scales, groups, ZeroWords(points, 1) if zeros else None)
 
 
 def floats(weight: WordWeight) -> Tensor:
@@ -33,8 +34,10 @@ def floats(weight: WordWeight) -> Tensor:
             else:
                 word, half_byte = weight.words[place, output // 8], AWQ_OUTPUTS.index(output % 8)
             group = int(weight.groups[place])
-            zero = 0 if weight.zeros is None else int(weight.zeros[group, output])
-            made[output, place] = ((int(word) >> 4 * half_byte & 15) - 8 - zero) * float(weight.scales[group, output])
+            zero = 8
+            if weight.zeros is not None:
+                zero = int(weight.zeros.words[group, output // 8]) >> 4 * (output % 8) & 15
+            made[output, place] = ((int(word) >> 4 * half_byte & 15) - zero) * float(weight.scales[group, output])
     return made
 
 
@@ -80,17 +83,22 @@ def test_words_of_another_kind_go_below_unpacked() -> None:
 
 
 def test_pairs_with_zero_points() -> None:
-    pairs = torch.randint(0, 256, (4, WIDTH // 2), dtype=torch.uint8)
-    scales = torch.rand(4, WIDTH // GROUP)
-    zeros = torch.randint(-8, 8, scales.shape).to(torch.int8)
-    weight = NibbleWeight(pairs, scales, neighbours(WIDTH, GROUP), zeros=zeros)
-    integers = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1).float() - 8
+    pairs = torch.randint(0, 256, (8, WIDTH // 2), dtype=torch.uint8)
+    scales = torch.rand(8, WIDTH // GROUP)
+    zeros = torch.randint(0, 16, scales.shape)
+    stored = (zeros << 4 * torch.arange(8)[:, None]).sum(0).int().view(1, -1)
+    weight = NibbleWeight(pairs, scales, neighbours(WIDTH, GROUP), zeros=ZeroWords(stored, 0))
+    integers = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1).float()
     expected = (integers - zeros.float().repeat_interleave(GROUP, 1)) * scales.repeat_interleave(GROUP, 1)
     assert torch.equal(weight.dequantized(torch.float32), expected)
+    assert weight.with_rows(lambda rows: rows) is weight
     assert torch.equal(weight.with_rows(lambda rows: rows[1:3]).dequantized(torch.float32), expected[1:3])
-    joined = weight.above([weight.with_rows(lambda rows: rows.flip(0))])
+    joined = weight.above([weight])
     assert isinstance(joined, NibbleWeight)
-    assert torch.equal(joined.dequantized(torch.float32), torch.cat([expected, expected.flip(0)]))
+    assert torch.equal(joined.dequantized(torch.float32), torch.cat([expected, expected]))
+    mixed = weight.above([weight.with_rows(lambda rows: rows.flip(0))])
+    assert isinstance(mixed, PackedWeight)
+    assert torch.equal(mixed.dequantized(torch.float32), torch.cat([expected, expected.flip(0)]))
     assert isinstance(weight.above([NibbleWeight(pairs, scales, weight.groups)]), PackedWeight)
     plain = torch.ones(2, 2)
     found = unpacked([weight, plain])
