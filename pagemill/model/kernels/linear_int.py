@@ -95,14 +95,16 @@ def pack_codes(
     codes: Sequence[Tensor],
     limits: Sequence[Tensor],
     groups: Tensor,
+    order: Tensor | None = None,
     gate: int = NO_GATE,
     memory: WeightMemory | None = None,
 ) -> PackedLinear | None:
-    """The same of rows [N, bytes] of integers or 8-bit floats in the order of their inputs, half bytes the lower first,
-    and limits [N, G] as blocks of `kind` have them: scales, float16, or scale and minimum, in int32; groups [K / 32]
-    int32: which of them a block has. None: some 8-bit floats are no numbers."""
+    """The same of rows [N, bytes] of integers or 8-bit floats, half bytes the lower first, and limits [N, G] as blocks
+    of `kind` have them: scales, float16, or scale and minimum, in int32; groups [K / 32] int32: which of them a block
+    has. `order`: [K] int64, which input of theirs each of the panels' is, of half bytes only. None: some 8-bit floats
+    are no numbers."""
     made = _without_weight(kind, sum(map(len, codes)), len(groups), len(groups) * BLOCK, gate, memory)
-    return made if pack_rows_of_codes(made.struct, codes, limits, groups, made.tensors[0]) else None
+    return made if pack_rows_of_codes(made.struct, codes, limits, groups, order, made.tensors[0]) else None
 
 
 def pack_words(

@@ -138,7 +138,7 @@ def _load(path: Path) -> Library:
         mask=function(releasing, "pm_mask", None, *[_POINTER] * 2, *[_INT] * 5),
         linear_rows=function(holding, "pm_linear_rows", ctypes.c_int, *[_POINTER] * 3, *[_INT] * 2),
         pack_linear=function(releasing, "pm_pack_linear", None, *[_POINTER] * 3, *[_INT] * 2),
-        pack_codes=function(releasing, "pm_pack_codes", _INT, *[_POINTER] * 5, *[_INT] * 2),
+        pack_codes=function(releasing, "pm_pack_codes", _INT, *[_POINTER] * 6, *[_INT] * 2),
         pack_words=function(releasing, "pm_pack_words", None, *[_POINTER] * 5, *[_INT] * 3),
         pack_limits=function(
             releasing,

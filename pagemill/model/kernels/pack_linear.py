@@ -40,11 +40,18 @@ def pack_rows(struct: LinearStruct, parts: Sequence[Tensor], panels: Tensor) -> 
 
 
 def pack_rows_of_codes(
-    struct: LinearStruct, codes: Sequence[Tensor], limits: Sequence[Tensor], groups: Tensor, panels: Tensor
+    struct: LinearStruct,
+    codes: Sequence[Tensor],
+    limits: Sequence[Tensor],
+    groups: Tensor,
+    order: Tensor | None,
+    panels: Tensor,
 ) -> bool:
-    """The same of integers or 8-bit floats [n, bytes] in the order of their inputs, of half bytes the lower first, and
-    limits [n, G], as panels have them: scales of 16 bits, or scale and minimum in 32; groups [K / 32] int32: which of
-    them a block has. False: some 8-bit floats are no numbers."""
+    """The same of integers or 8-bit floats [n, bytes], of half bytes the lower first, and limits [n, G], as panels have
+    them: scales of 16 bits, or scale and minimum in 32; groups [K / 32] int32: which of them a block has. `order`: [K]
+    int64, which input of a part each of a panel's is, of half bytes only; None: they are in order. False: some 8-bit
+    floats are no numbers."""
+    inputs = None if order is None else order.int()
     rows, their_limits = _Rows(codes, struct.gate), _Rows(limits, struct.gate)
     not_numbers = loaded_library().pack_codes(
         ctypes.addressof(struct),
@@ -52,6 +59,7 @@ def pack_rows_of_codes(
         rows.addresses.data_ptr(),
         their_limits.addresses.data_ptr(),
         groups.data_ptr(),
+        None if inputs is None else inputs.data_ptr(),
         len(panels),
         torch.get_num_threads(),
     )

@@ -26,7 +26,7 @@ class Codes:
     """[in / 32] int32: which of them a block has."""
     words: Words | None = None
     order: Tensor | None = None
-    """[in] int64: which input of `codes` each one is; None: they are in order. Of words of inputs only."""
+    """[in] int64: which input of `codes` each one is; None: they are in order. Of 4 bits, not of words of outputs."""
 
     def goes_with(self, other: "Codes") -> bool:
         """Whether the two may lie one under the other."""
@@ -43,31 +43,42 @@ def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
     if isinstance(weight, WordWeight):
         return _of_words(weight)
     if isinstance(weight, NibbleWeight):
+        groups, order = _in_order(weight.groups)
         kind = Q4_0 if weight.zeros is None else Q4_1
-        codes = weight.pairs
-        limits = pack_limits(weight.scales, weight.zeros)
-    elif isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
-        kind = FLOAT8 if weight.is_float else Q8_0
-        codes = weight.values.view(torch.uint8)
+        return _with_limits(kind, weight.pairs, groups, pack_limits(weight.scales, weight.zeros), order=order)
+    if isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
         limits = pack_limits(weight.scales, unit=FLOAT8_UNIT if weight.is_float else 1.0)
-    else:
-        return None
-    groups = _of_blocks(weight.groups)
-    return None if groups is None or limits is None else Codes(kind, codes, limits, groups)
+        kind = FLOAT8 if weight.is_float else Q8_0
+        return _with_limits(kind, weight.values.view(torch.uint8), weight.groups, limits)
+    return None
 
 
 def _of_words(weight: WordWeight) -> Codes | None:
-    order = None
-    groups = weight.groups
-    if not bool((groups[1:] >= groups[:-1]).all()):
-        groups, order = groups.sort(stable=True)
+    groups, order = _in_order(weight.groups)
+    if len(weight) % OCTET or (order is not None and weight.kind is not Words.OF_INPUTS):
+        return None
+    kind = Q4_0 if weight.zeros is None else Q4_1
+    return _with_limits(kind, weight.words, groups, pack_limits(weight.scales, weight.zeros), weight.kind, order)
+
+
+def _with_limits(
+    kind: BlockFormat,
+    codes: Tensor,
+    groups: Tensor,
+    limits: Tensor | None,
+    words: Words | None = None,
+    order: Tensor | None = None,
+) -> Codes | None:
     of_blocks = _of_blocks(groups)
-    limits = pack_limits(weight.scales, weight.zeros)
-    if of_blocks is None or limits is None or len(weight) % OCTET:
-        return None
-    if order is not None and weight.kind is not Words.OF_INPUTS:
-        return None
-    return Codes(Q4_0 if weight.zeros is None else Q4_1, weight.words, limits, of_blocks, weight.kind, order)
+    return None if of_blocks is None or limits is None else Codes(kind, codes, limits, of_blocks, words, order)
+
+
+def _in_order(groups: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Groups [in] of inputs in the order of their groups, and that order, [in] int64; None: they are in order."""
+    if bool((groups[1:] >= groups[:-1]).all()):
+        return groups, None
+    ordered, order = groups.sort(stable=True)
+    return ordered, order
 
 
 def _of_blocks(groups: Tensor) -> Tensor | None:

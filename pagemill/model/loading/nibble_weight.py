@@ -54,7 +54,7 @@ class NibbleWeight(Nibbles):
     scales: Tensor
     """[out, G] of any type of float."""
     groups: Tensor
-    """[in] int64: which scale each input has."""
+    """[in] int64: which scale each input has. Any order."""
     inputs: Inputs = Inputs.FLOATS
     zeros: ZeroWords | None = None
     """[ceil(out / 8), G]: which integer stands for 0; None: 8 does, everywhere."""

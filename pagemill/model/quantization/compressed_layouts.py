@@ -102,7 +102,7 @@ class PackedIntegers(PackedMethod):
             groups = tensors["weight_g_idx"].long()
         zero_words = None if scheme.symmetric else tensors["weight_zero_point"]
         scales = scheme.spread_scales(tensors, part)
-        if scheme.bits == 4 and not scheme.ordered and self.takes_blocks:
+        if scheme.bits == 4 and self.takes_blocks:
             nibbles = pairs(packed, first_read(part.columns, 4, part.splits_columns), len(part.columns))
             if nibbles is not None:
                 first = first_read(part.rows, 4, not part.splits_columns)

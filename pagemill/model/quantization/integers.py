@@ -111,7 +111,7 @@ class Integers(QuantMethod):
         codes = [one.codes for one in found]
         limits = [one.limits for one in found]
         if words is None:
-            packed = pack_codes(kind, codes, limits, groups, GATES[gate], self._memory)
+            packed = pack_codes(kind, codes, limits, groups, order, GATES[gate], self._memory)
         else:
             packed = pack_words(kind, words, codes, limits, groups, order, GATES[gate], self._memory)
         if packed is None:

@@ -222,15 +222,15 @@ void pm_pack_linear(const PmLinear* linear, void* panels, const void* const* row
 }
 
 int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const void* const* limits,
-                      const int32_t* groups, int64_t num_panels, int64_t threads) {
+                      const int32_t* groups, const int32_t* order, int64_t num_panels, int64_t threads) {
   int64_t not_numbers = 0;
-  pack({*linear, rows, panels, limits, groups, &not_numbers}, num_panels, threads);
+  pack({*linear, rows, panels, limits, groups, &not_numbers, order}, num_panels, threads);
   return not_numbers;
 }
 
 void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, const int32_t* groups,
                    const int32_t* order, int64_t words, int64_t num_panels, int64_t threads) {
-  pack({*linear, nullptr, panels, nullptr, groups, nullptr, octets, (PmWords)words, order}, num_panels, threads);
+  pack({*linear, nullptr, panels, nullptr, groups, nullptr, order, octets, (PmWords)words}, num_panels, threads);
 }
 
 int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype, int64_t stride,

@@ -366,11 +366,11 @@ struct PackArgs {
   const void* const* limits = nullptr;
   const int32_t* groups = nullptr;
   int64_t* not_numbers = nullptr;
-  // Instead of rows and their limits: LINEAR_PANEL / OCTET for each panel, and (null: as they come) which input of the file
-  // each of the panels' is, for words of inputs only.
+  // Of half bytes, but for words of outputs: which input of the file each of the panels' is; null: they are in order.
+  const int32_t* order = nullptr;
+  // Instead of rows and their limits: LINEAR_PANEL / OCTET for each panel.
   const PmOctet* octets = nullptr;
   PmWords words = PM_WORDS_OF_INPUTS;
-  const int32_t* order = nullptr;
 };
 
 // Scales of groups and outputs, and their zero points, to limits as panels have them: 16-bit floats, or such a one and the
@@ -529,9 +529,9 @@ PM_EXPORT void pm_pack_linear(const PmLinear* linear, void* panels, const void* 
                               int64_t threads);
 // The same of rows without their limits, scales or scales and minima, which lie elsewhere; of PM_Q8_PANELS, PM_Q4_PANELS,
 // PM_Q4_MIN_PANELS and PM_FLOAT8_PANELS, cols a multiple of QUANT_BLOCK. `groups`: of each block, which of a row's limits it
-// has. 0: done, 1: some 8-bit floats are no numbers.
+// has; `order`: see PackArgs. 0: done, 1: some 8-bit floats are no numbers.
 PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const void* const* limits,
-                                const int32_t* groups, int64_t num_panels, int64_t threads);
+                                const int32_t* groups, const int32_t* order, int64_t num_panels, int64_t threads);
 // The same of PM_Q4_PANELS and PM_Q4_MIN_PANELS, from words; see PackArgs. `words`: a PmWords.
 PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, const int32_t* groups,
                              const int32_t* order, int64_t words, int64_t num_panels, int64_t threads);

@@ -8,6 +8,9 @@ namespace {
 
 static_assert(LINEAR_PANEL % LANES == 0, "a panel is whole squares");
 
+// Words of an output in a block of half bytes, of eight inputs each.
+constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
+
 // Nobody reads panels soon. Whole cache lines, aligned, need not be fetched to be written.
 PM_INLINE void store_past_caches(uint32_t* at, vu lanes) {
 #if PM_VEC_BYTES == 64
@@ -53,6 +56,23 @@ void store_block(const uint32_t* block, uint32_t flip, uint32_t* out) {
       store_past_caches(out + word * LINEAR_PANEL + i, lanes);
     }
   }
+}
+
+// Of a block of panels that are `stride` bytes apart, where the words of an output of theirs go.
+PM_INLINE uint32_t* word_of(char* block, int64_t output, int64_t word, int64_t stride) {
+  return (uint32_t*)(block + output / LINEAR_PANEL * stride) + word * LINEAR_PANEL + output % LINEAR_PANEL;
+}
+
+// Of each lane of four vectors, the lowest bytes, the second, third and fourth, in the order of the vectors.
+PM_INLINE void transpose_bytes(const vu (&from)[4], vu& first, vu& second, vu& third, vu& fourth) {
+  const vu even_low = (from[0] & 0x00ff00ffu) | (from[1] & 0x00ff00ffu) << 8;
+  const vu even_high = (from[2] & 0x00ff00ffu) | (from[3] & 0x00ff00ffu) << 8;
+  const vu odd_low = (from[0] >> 8 & 0x00ff00ffu) | (from[1] & 0xff00ff00u);
+  const vu odd_high = (from[2] >> 8 & 0x00ff00ffu) | (from[3] & 0xff00ff00u);
+  first = (even_low & 0xffffu) | even_high << 16;
+  second = (odd_low & 0xffffu) | odd_high << 16;
+  third = even_low >> 16 | (even_high & 0xffff0000u);
+  fourth = odd_low >> 16 | (odd_high & 0xffff0000u);
 }
 
 }  // namespace

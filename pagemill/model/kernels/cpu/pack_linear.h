@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "pack_any_inputs.h"
 #include "pack_block.h"
 #include "pack_words.h"
 #include "vec.h"
@@ -123,6 +124,25 @@ void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
   }
 }
 
+// Rows of half bytes, as `pack_any_inputs` reads them.
+struct RowSource {
+  const char* const* rows;
+  const void* const* limits;
+  int64_t num_panels;
+
+  void read(int64_t panel, int64_t words, int64_t first, int64_t last, uint32_t* to) const {
+    const char* const* here = rows + panel * LINEAR_PANEL;
+    fetch_words({here, panel + 1 < num_panels ? here + LINEAR_PANEL : nullptr}, first, words);
+    transpose_words<false>(here, first * 4, 0, last - first, 0, to);
+  }
+
+  template <int64_t LIMIT_BYTES>
+  void store_limits(int64_t panel, int64_t group, char* out) const {
+    for (int64_t i = 0; i < LINEAR_PANEL; ++i)
+      memcpy(out + i * LIMIT_BYTES, (const char*)limits[panel * LINEAR_PANEL + i] + group * LIMIT_BYTES, LIMIT_BYTES);
+  }
+};
+
 // The same of a panel, in its format.
 uint32_t pack_panel_of_codes(const PackArgs& args, const PanelRows& rows, int64_t panel, char* out) {
   const void* const* limits = args.limits + panel * LINEAR_PANEL;
@@ -138,6 +158,11 @@ uint32_t pack_panel_of_codes(const PackArgs& args, const PanelRows& rows, int64_
 
 void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
   const int64_t bytes = panel_bytes(args.linear);
+  if (args.order) {
+    const RowSource source = {(const char* const*)args.rows, args.limits, end};
+    const bool minima = (args.linear.format & PM_LAYOUT) == PM_Q4_MIN_PANELS;
+    return minima ? pack_any_inputs<4>(args, source, begin, end) : pack_any_inputs<2>(args, source, begin, end);
+  }
   for (int64_t p = begin; p < end; ++p) {
     const char* const* here = (const char* const*)args.rows + p * LINEAR_PANEL;
     const PanelRows rows = {here, p + 1 < end ? here + LINEAR_PANEL : nullptr};

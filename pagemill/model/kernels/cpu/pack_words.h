@@ -3,15 +3,13 @@
 #pragma once
 
 #include "kernels.h"
+#include "pack_any_inputs.h"
 #include "pack_block.h"
-#include "thread_buffer.h"
 #include "vec.h"
 
 namespace {
 
 constexpr int64_t PANEL_OCTETS = LINEAR_PANEL / OCTET;
-// Words of an output in a block, of eight inputs each.
-constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
 // Panels that a thread makes side by side, block after block. Of each input, or eight inputs, the file has the words of all
 // outputs together: one panel after the other would take a few bytes of a page at a time, and come back for the rest.
 constexpr int64_t TILE_PANELS = 128;
@@ -24,32 +22,15 @@ PM_INLINE void fetch_octets(const PmOctet* octets, int64_t row) {
   prefetch_line(words_of(octets[PANEL_OCTETS / 2], row));
 }
 
-// Of a block of panels that are `stride` bytes apart, where the words of an output of theirs go.
-PM_INLINE uint32_t* word_of(char* block, int64_t output, int64_t word, int64_t stride) {
-  return (uint32_t*)(block + output / LINEAR_PANEL * stride) + word * LINEAR_PANEL + output % LINEAR_PANEL;
-}
-
 // Of a block, for each output.
 template <int64_t LIMIT_BYTES>
-void store_limits(const PmOctet* octets, int64_t group, char* out) {
+void store_octet_limits(const PmOctet* octets, int64_t group, char* out) {
   constexpr int64_t OCTET_BYTES = OCTET * LIMIT_BYTES;
   alignas(64) char limits[PANEL_OCTETS * OCTET_BYTES];
   for (int64_t i = 0; i < PANEL_OCTETS; ++i)
     memcpy(limits + i * OCTET_BYTES, octets[i].limits + group * octets[i].limits_stride, OCTET_BYTES);
   for (int64_t at = 0; at < (int64_t)sizeof limits; at += PM_VEC_BYTES)
     store_past_caches((uint32_t*)(out + at), load_raw<vu>(limits + at));
-}
-
-// Of each lane of four vectors, the lowest bytes, the second, third and fourth, in the order of the vectors.
-PM_INLINE void transpose_bytes(const vu (&from)[4], vu& first, vu& second, vu& third, vu& fourth) {
-  const vu even_low = (from[0] & 0x00ff00ffu) | (from[1] & 0x00ff00ffu) << 8;
-  const vu even_high = (from[2] & 0x00ff00ffu) | (from[3] & 0x00ff00ffu) << 8;
-  const vu odd_low = (from[0] >> 8 & 0x00ff00ffu) | (from[1] & 0xff00ff00u);
-  const vu odd_high = (from[2] >> 8 & 0x00ff00ffu) | (from[3] & 0xff00ff00u);
-  first = (even_low & 0xffffu) | even_high << 16;
-  second = (odd_low & 0xffffu) | odd_high << 16;
-  third = even_low >> 16 | (even_high & 0xffff0000u);
-  fourth = odd_low >> 16 | (odd_high & 0xffff0000u);
 }
 
 // Words of outputs, of a block for as many octets as a vector has lanes.
@@ -133,7 +114,7 @@ void pack_output_words(const PackArgs& args, int64_t begin, int64_t end) {
         for (int64_t k = QUANT_BLOCK; k < 2 * QUANT_BLOCK; ++k) fetch_octets(octets, input + k);
       words.store(out + LIMITS, count, panel_stride);
       for (int64_t i = 0; i < count; ++i)
-        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
+        store_octet_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
     }
   }
 }
@@ -157,99 +138,37 @@ void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
         read_words(octets, row + k, words + k * LINEAR_PANEL);
         if (block + 1 < num_blocks) fetch_octets(octets, row + WORDS_OF_BLOCK + k);
       }
-      store_limits<LIMIT_BYTES>(octets, args.groups[block], out);
+      store_octet_limits<LIMIT_BYTES>(octets, args.groups[block], out);
       store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
     }
   }
 }
 
-// Words of inputs that are wanted in any order, of a few panels: each is read once, and its bytes, of two inputs each, go to
-// rows of their own. A lane of a row has those of four outputs, of each of four vectors one.
-struct AnyInputs {
-  static constexpr int64_t VECTORS = 4, OUTPUTS = VECTORS * LANES;
-  static constexpr int64_t SIDES = OUTPUTS < LINEAR_PANEL ? LINEAR_PANEL / OUTPUTS : 1;
-  static constexpr int64_t PANELS = SIDES * OUTPUTS / LINEAR_PANEL;
-  // Rows of the file that are read before they are taken apart, and those that are fetched ahead.
-  static constexpr int64_t LINES = 16, AHEAD_ROWS = 16;
+// Words of inputs, as `pack_any_inputs` reads them.
+struct OctetSource {
+  static constexpr int64_t AHEAD_ROWS = 16;
 
-  static int64_t bytes(int64_t cols) { return cols / 2 * SIDES * LANES * 4; }
+  const PmOctet* all;
 
-  uint32_t* rows;  // [cols / 2][side][lane]
+  const PmOctet* octets(int64_t panel) const { return all + panel * PANEL_OCTETS; }
 
-  // All inputs, in so many words, of `count` panels.
-  void read(const PmOctet* octets, int64_t count, int64_t words) const {
-    alignas(64) uint32_t lines[LINES][PANELS * LINEAR_PANEL];
-    if (count < PANELS) memset(lines, 0, sizeof lines);
-    for (int64_t first = 0; first < words; first += LINES) {
-      const int64_t last = min_of(first + LINES, words);
-      for (int64_t word = first; word < last; ++word) {
-        for (int64_t i = 0; i < count; ++i) {
-          if (word + AHEAD_ROWS < words) fetch_octets(octets + i * PANEL_OCTETS, word + AHEAD_ROWS);
-          read_words(octets + i * PANEL_OCTETS, word, lines[word - first] + i * LINEAR_PANEL);
-        }
-      }
-      for (int64_t word = first; word < last; ++word)
-        for (int64_t side = 0; side < SIDES; ++side) take_apart(lines[word - first] + side * OUTPUTS, word, side);
+  void read(int64_t panel, int64_t words, int64_t first, int64_t last, uint32_t* to) const {
+    for (int64_t word = first; word < last; ++word, to += LINEAR_PANEL) {
+      if (word + AHEAD_ROWS < words) fetch_octets(octets(panel), word + AHEAD_ROWS);
+      read_words(octets(panel), word, to);
     }
   }
 
-  void take_apart(const uint32_t* line, int64_t word, int64_t side) const {
-    vu from[VECTORS], pairs[VECTORS];
-    for (int64_t i = 0; i < VECTORS; ++i) from[i] = load_raw<vu>(line + i * LANES);
-    transpose_bytes(from, pairs[0], pairs[1], pairs[2], pairs[3]);
-    for (int64_t i = 0; i < VECTORS; ++i) memcpy(row(8 * word + 2 * i, side), &pairs[i], sizeof(vu));
-  }
-
-  uint32_t* row(int64_t input, int64_t side) const { return rows + (input / 2 * SIDES + side) * LANES; }
-
-  // Two inputs, the first in the lower half of each byte.
-  PM_INLINE vu together(int32_t first, int32_t second, int64_t side) const {
-    const vu low = load_raw<vu>(row(first, side)) >> (uint32_t)(first % 2 * 4);
-    const vu high = load_raw<vu>(row(second, side)) << (uint32_t)(4 - second % 2 * 4);
-    return (low & 0x0f0f0f0fu) | (high & 0xf0f0f0f0u);
-  }
-
-  // The words of a block of these inputs, of `count` panels, `stride` bytes apart.
-  void store(const int32_t* inputs, char* out, int64_t count, int64_t stride) const {
-    for (int64_t word = 0; word < WORDS_OF_BLOCK; ++word) {
-      for (int64_t side = 0; side < SIDES; ++side) {
-        vu from[VECTORS], outputs[VECTORS];
-        for (int64_t i = 0; i < VECTORS; ++i)
-          from[i] = together(inputs[4 * word + i], inputs[QUANT_BLOCK / 2 + 4 * word + i], side);
-        transpose_bytes(from, outputs[0], outputs[1], outputs[2], outputs[3]);
-        for (int64_t i = 0; i < VECTORS; ++i) {
-          const int64_t output = side * OUTPUTS + i * LANES;
-          if (output / LINEAR_PANEL >= count) break;
-          store_past_caches(word_of(out, output, word, stride), outputs[i]);
-        }
-      }
-    }
+  template <int64_t LIMIT_BYTES>
+  void store_limits(int64_t panel, int64_t group, char* out) const {
+    store_octet_limits<LIMIT_BYTES>(octets(panel), group, out);
   }
 };
 
 template <int64_t LIMIT_BYTES>
-void pack_ordered_words(const PackArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
-  static thread_local ThreadBuffer memory;
-  const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, panel_stride = num_blocks * BLOCK_BYTES;
-  const AnyInputs inputs = {(uint32_t*)memory.at_least(AnyInputs::bytes(args.linear.cols))};
-  for (int64_t panel = begin; panel < end; panel += AnyInputs::PANELS) {
-    const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
-    const int64_t count = min_of(AnyInputs::PANELS, end - panel);
-    inputs.read(octets, count, num_blocks * WORDS_OF_BLOCK);
-    char* out = (char*)args.panels + panel * panel_stride;
-    for (int64_t block = 0; block < num_blocks; ++block, out += BLOCK_BYTES) {
-      inputs.store(args.order + block * QUANT_BLOCK, out + LIMITS, count, panel_stride);
-      for (int64_t i = 0; i < count; ++i)
-        store_limits<LIMIT_BYTES>(octets + i * PANEL_OCTETS, args.groups[block], out + i * panel_stride);
-    }
-  }
-}
-
-template <int64_t LIMIT_BYTES>
 void pack_words_tile(const PackArgs& args, int64_t begin, int64_t end) {
   if (args.words == PM_WORDS_OF_OUTPUTS) return pack_output_words<LIMIT_BYTES>(args, begin, end);
-  if (args.order) return pack_ordered_words<LIMIT_BYTES>(args, begin, end);
+  if (args.order) return pack_any_inputs<LIMIT_BYTES>(args, OctetSource{args.octets}, begin, end);
   pack_input_words<LIMIT_BYTES>(args, begin, end);
 }
 

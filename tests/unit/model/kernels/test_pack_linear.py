@@ -122,11 +122,31 @@ def test_codes_and_their_limits_elsewhere(isa: str, kind: BlockFormat, gate: int
     codes[(codes & 127) == 127] = 126
     groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
     limits = limits_of(kind, rows, int(groups[-1]) + 1)
-    found = pack_codes(kind, split(codes), split(limits), groups, gate)
+    found = pack_codes(kind, split(codes), split(limits), groups, None, gate)
     assert found is not None
     expected = pack_blocks(kind, in_blocks(kind, codes, limits, groups), gate=gate)
     assert torch.equal(found.tensors[0], expected.tensors[0])
     assert (found.struct.rows, found.struct.cols) == (rows, cols)
+
+
+@GATES
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("size", [(2, 32), (70, 96), (200, 576), (34, 4096)], ids=str)
+def test_codes_of_inputs_in_any_order(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
+    rows, cols = size
+    integers = any_bytes(rows, cols) & 15
+    groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
+    limits = limits_of(kind, rows, int(groups[-1]) + 1)
+    order = torch.randperm(cols, generator=torch.Generator().manual_seed(1))
+    found = pack_codes(kind, split(in_pairs(integers)), split(limits), groups, order, gate)
+    assert found is not None
+    expected = pack_blocks(kind, in_blocks(kind, in_pairs(integers[:, order]), limits, groups), gate=gate)
+    assert torch.equal(found.tensors[0], expected.tensors[0])
+
+
+def in_pairs(integers: Tensor) -> Tensor:
+    """[out, in] uint8 of 4 bits -> two in a byte, the first in the lower half."""
+    return integers[:, 0::2] | integers[:, 1::2] << 4
 
 
 def in_words(words: Words, integers: Tensor) -> Tensor:
@@ -171,8 +191,7 @@ def test_words_of_outputs_side_by_side(
     found = pack_words(kind, of_what, stored, their_limits, groups, order, gate)
     assert found is not None
     in_order = integers if order is None else integers[:, order]
-    pairs = in_order[:, 0::2] | in_order[:, 1::2] << 4
-    expected = pack_blocks(kind, in_blocks(kind, pairs, limits, groups), gate=gate)
+    expected = pack_blocks(kind, in_blocks(kind, in_pairs(in_order), limits, groups), gate=gate)
     assert torch.equal(found.tensors[0], expected.tensors[0])
     assert (found.struct.rows, found.struct.cols, found.struct.format) == (rows, cols, kind.panels)
 

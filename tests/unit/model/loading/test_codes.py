@@ -92,6 +92,15 @@ def test_inputs_in_the_order_of_their_groups() -> None:
     assert codes_of(WordWeight(Words.OF_OUTPUTS, torch.zeros(128, 1, dtype=torch.int32), scales, groups)) is None
 
 
+def test_halves_of_bytes_in_the_order_of_their_groups() -> None:
+    pairs = nibbles()
+    codes = codes_of(NibbleWeight(pairs.pairs, SCALES, torch.arange(128) % 2, zeros=zeros_of(0)))
+    assert codes is not None
+    assert codes.order is not None
+    assert codes.order.tolist() == [*range(0, 128, 2), *range(1, 128, 2)]
+    assert (codes.groups.tolist(), codes.codes.data_ptr()) == ([0, 0, 1, 1], pairs.pairs.data_ptr())
+
+
 def test_what_is_not_as_panels_have_it() -> None:
     assert codes_of(torch.zeros(2, 128)) is None
     assert codes_of(nibbles(size=48)) is None  # a block would have two scales
