@@ -101,8 +101,8 @@ def pack_codes(
 ) -> PackedLinear | None:
     """The same of rows [N, bytes] of integers or 8-bit floats, half bytes the lower first, and limits [N, G] as blocks
     of `kind` have them: scales, float16, or scale and minimum, in int32; groups [K / 32] int32: which of them a block
-    has. `order`: [K] int64, which input of theirs each of the panels' is, of half bytes only. None: some 8-bit floats
-    are no numbers."""
+    has. `order`: [K] int64, which input of theirs each of the panels' is, not of floats. None: some 8-bit floats are no
+    numbers."""
     made = _without_weight(kind, sum(map(len, codes)), len(groups), len(groups) * BLOCK, gate, memory)
     return made if pack_rows_of_codes(made.struct, codes, limits, groups, order, made.tensors[0]) else None
 
@@ -117,7 +117,7 @@ def pack_words(
     gate: int = NO_GATE,
     memory: WeightMemory | None = None,
 ) -> PackedLinear | None:
-    """The same of 4-bit integers in words of 32 bits whose outputs lie side by side, and limits [G, N]. `order`: [K]
+    """The same of integers in words of 32 bits whose outputs lie side by side, and limits [G, N]. `order`: [K]
     int64, which input of theirs each of the panels' is, of words of inputs only. None: outputs of an octet would not
     stay together."""
     rows = sum(part.shape[1] for part in limits)

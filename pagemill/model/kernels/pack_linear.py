@@ -21,12 +21,12 @@ OCTET = 8
 
 
 class Words(IntEnum):
-    """What a word of 32 bits has of a weight of 4-bit integers, from its lowest half byte on: PmWords in kernels.h."""
+    """What a word of 32 bits has of a weight of integers, from its lowest bits on: PmWords in kernels.h."""
 
     OF_INPUTS = 0
-    """Eight neighbouring inputs of one output: a weight is [in / 8, out]."""
+    """Neighbouring inputs of one output, eight of 4 bits or four of 8: a weight is [in / 8, out] or [in / 4, out]."""
     OF_OUTPUTS = 1
-    """Outputs 0, 2, 4, 6, 1, 3, 5, 7 of eight neighbours, for one input: a weight is [in, out / 8]."""
+    """Outputs 0, 2, 4, 6, 1, 3, 5, 7 of eight neighbours, for one input, of 4 bits: a weight is [in, out / 8]."""
 
 
 def pack_rows(struct: LinearStruct, parts: Sequence[Tensor], panels: Tensor) -> None:
@@ -49,8 +49,8 @@ def pack_rows_of_codes(
 ) -> bool:
     """The same of integers or 8-bit floats [n, bytes], of half bytes the lower first, and limits [n, G], as panels have
     them: scales of 16 bits, or scale and minimum in 32; groups [K / 32] int32: which of them a block has. `order`: [K]
-    int64, which input of a part each of a panel's is, of half bytes only; None: they are in order. False: some 8-bit
-    floats are no numbers."""
+    int64, which input of a part each of a panel's is, not of floats; None: they are in order. False: some 8-bit floats
+    are no numbers."""
     inputs = None if order is None else order.int()
     rows, their_limits = _Rows(codes, struct.gate), _Rows(limits, struct.gate)
     not_numbers = loaded_library().pack_codes(
@@ -75,7 +75,7 @@ def pack_octets_of_words(
     order: Tensor | None,
     panels: Tensor,
 ) -> None:
-    """The same of 4-bit integers in words of 32 bits, outputs side by side, and limits [G, n]. Each part, and with a
+    """The same of integers in words of 32 bits, outputs side by side, and limits [G, n]. Each part, and with a
     gate each half of all outputs, is whole octets. `order`: [K] int64, which input of a part each of a panel's is, of
     words of inputs only."""
     inputs = None if order is None else order.int()

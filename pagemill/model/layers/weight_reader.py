@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pagemill.model.layers.context import LayerContext
-from pagemill.model.loading.nibble_weight import Nibbles
+from pagemill.model.loading.nibble_weight import StoredIntegers
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.part import Part
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
@@ -67,7 +67,7 @@ class WeightReader:
         if any(not stored.unused and stored.kind not in arrived for stored, _ in declared.stored):
             return None
         weight = self._methods[shard].decode(self._arrived.pop(shard), self._parts[shard], self._dtype)
-        if isinstance(weight, PackedWeight | Nibbles) and not self.held.takes_packed:
+        if isinstance(weight, PackedWeight | StoredIntegers) and not self.held.takes_packed:
             return weight.dequantized(self._dtype)
         return weight
 

@@ -26,7 +26,7 @@ class Codes:
     """[in / 32] int32: which of them a block has."""
     words: Words | None = None
     order: Tensor | None = None
-    """[in] int64: which input of `codes` each one is; None: they are in order. Of 4 bits, not of words of outputs."""
+    """[in] int64: which input of `codes` each one is; None: they are in order. Of integers, not of words of outputs."""
 
     def goes_with(self, other: "Codes") -> bool:
         """Whether the two may lie one under the other."""
@@ -46,18 +46,20 @@ def codes_of(weight: Tensor | QuantizedTensor) -> Codes | None:
         groups, order = _in_order(weight.groups)
         kind = Q4_0 if weight.zeros is None else Q4_1
         return _with_limits(kind, weight.pairs, groups, pack_limits(weight.scales, weight.zeros), order=order)
-    if isinstance(weight, PackedWeight) and weight.bits > 4 and weight.zeros is None:
-        limits = pack_limits(weight.scales, unit=FLOAT8_UNIT if weight.is_float else 1.0)
-        kind = FLOAT8 if weight.is_float else Q8_0
-        return _with_limits(kind, weight.values.view(torch.uint8), weight.groups, limits)
-    return None
+    if not isinstance(weight, PackedWeight) or weight.bits <= 4 or weight.zeros is not None:
+        return None
+    codes = weight.values.view(torch.uint8)
+    if weight.is_float:
+        return _with_limits(FLOAT8, codes, weight.groups, pack_limits(weight.scales, unit=FLOAT8_UNIT))
+    groups, order = _in_order(weight.groups)
+    return _with_limits(Q8_0, codes, groups, pack_limits(weight.scales), order=order)
 
 
 def _of_words(weight: WordWeight) -> Codes | None:
     groups, order = _in_order(weight.groups)
     if len(weight) % OCTET or (order is not None and weight.kind is not Words.OF_INPUTS):
         return None
-    kind = Q4_0 if weight.zeros is None else Q4_1
+    kind = Q4_1 if weight.zeros is not None else Q8_0 if weight.bits == 8 else Q4_0
     return _with_limits(kind, weight.words, groups, pack_limits(weight.scales, weight.zeros), weight.kind, order)
 
 

@@ -1,4 +1,6 @@
-"""`NibbleWeight` and `WordWeight`: integers of 4 bits as files have them. Knows not how they are computed."""
+"""`NibbleWeight` and `WordWeight`: integers of 4 bits, or of 8 in words, as files have them. Knows not how they are
+computed.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,8 +16,8 @@ from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.zero_words import are_alike, has_whole_words, joined_zeros, outputs_of, zero_integers
 
 
-class Nibbles(QuantizedTensor):
-    """Several integers in a byte, which `PackedWeight` has a byte each."""
+class StoredIntegers(QuantizedTensor):
+    """Integers that do not lie as in `PackedWeight`, which has them a byte each, a row for each output."""
 
     __slots__ = ()
 
@@ -27,16 +29,16 @@ class Nibbles(QuantizedTensor):
         return self.unpacked().dequantized(dtype)
 
     @abstractmethod
-    def joined(self, others: "Sequence[Nibbles]") -> "Nibbles | None":
+    def joined(self, others: "Sequence[StoredIntegers]") -> "StoredIntegers | None":
         """This and others, one under the other, as they are; None where they differ in more than their numbers."""
 
     def above(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
         """With others of any kind that `PackedWeight` goes together with, and as they are where that can be."""
-        nibbles = [other for other in others if isinstance(other, Nibbles)]
+        nibbles = [other for other in others if isinstance(other, StoredIntegers)]
         joined = self.joined(nibbles) if len(nibbles) == len(others) else None
         if joined is not None:
             return joined
-        plain = [other.unpacked() if isinstance(other, Nibbles) else other for other in others]
+        plain = [other.unpacked() if isinstance(other, StoredIntegers) else other for other in others]
         return self.unpacked().above(plain)
 
     def _with_rows_of_words(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
@@ -46,7 +48,7 @@ class Nibbles(QuantizedTensor):
 
 
 @dataclass(frozen=True, slots=True)
-class NibbleWeight(Nibbles):
+class NibbleWeight(StoredIntegers):
     """weight[o, i] = (nibble i of pairs[o] - zero of o and g) * scales[o, g], where g = groups[i]."""
 
     pairs: Tensor
@@ -79,7 +81,7 @@ class NibbleWeight(Nibbles):
             return self._with_rows_of_words(arrange)
         return replace(self, pairs=arrange(self.pairs), scales=arrange(self.scales))
 
-    def joined(self, others: Sequence[Nibbles]) -> "NibbleWeight | None":
+    def joined(self, others: Sequence[StoredIntegers]) -> "NibbleWeight | None":
         parts = [self, *(other for other in others if isinstance(other, NibbleWeight) and other.inputs is self.inputs)]
         if len(parts) <= len(others) or not _same_groups(parts):
             return None
@@ -89,19 +91,21 @@ class NibbleWeight(Nibbles):
 
 
 @dataclass(frozen=True, slots=True)
-class WordWeight(Nibbles):
+class WordWeight(StoredIntegers):
     """weight[o, i] = (integer of o and i - zero of o and g) * scales[g, o], where g = groups[i]: outputs lie side by
     side, as in files of GPTQ and AWQ."""
 
     kind: Words
     words: Tensor
-    """[in / 8, out] or [in, out / 8] int32, as `kind` says, which may be mapped from a file."""
+    """int32, as `kind` says, which may be mapped from a file."""
     scales: Tensor
     """[G, out] of any type of float."""
     groups: Tensor
     """[in] int64: which scale each input has. Any order."""
     zeros: ZeroWords | None = None
-    """[G, out / 8]: which integer stands for 0; None: 8 does, everywhere."""
+    """[G, out / 8]: which integer stands for 0; None: 8, of 8 bits 128, does, everywhere. Of 4 bits only."""
+    bits: int = 4
+    """4; or 8, of words of inputs only."""
 
     def __len__(self) -> int:
         return self.scales.shape[1]
@@ -118,16 +122,19 @@ class WordWeight(Nibbles):
         if self.kind is Words.OF_OUTPUTS:
             values = outputs_of(self.words).t().contiguous()
         else:
-            values = _integers(self.words.t().contiguous().view(torch.uint8))
+            stored = self.words.t().contiguous().view(torch.uint8)
+            values = _integers(stored) if self.bits == 4 else (stored ^ 128).view(torch.int8)
         zeros = None if self.zeros is None else zero_integers(self.zeros, len(self))
-        return PackedWeight(4, values, self.scales.t().contiguous(), self.groups, zeros)
+        return PackedWeight(self.bits, values, self.scales.t().contiguous(), self.groups, zeros)
 
     def with_rows(self, arrange: Callable[[Tensor], Tensor]) -> QuantizedTensor:
         return self._with_rows_of_words(arrange)
 
-    def joined(self, others: Sequence[Nibbles]) -> "WordWeight | None":
-        parts = [self, *(other for other in others if isinstance(other, WordWeight) and other.kind is self.kind)]
+    def joined(self, others: Sequence[StoredIntegers]) -> "WordWeight | None":
+        parts = [self, *(other for other in others if isinstance(other, WordWeight))]
         if len(parts) <= len(others) or not _same_groups(parts):
+            return None
+        if any((part.kind, part.bits) != (self.kind, self.bits) for part in parts):
             return None
         words = torch.cat([part.words for part in parts], 1)
         scales = torch.cat([part.scales for part in parts], 1)
@@ -147,7 +154,7 @@ def _same_groups(parts: Sequence[NibbleWeight | WordWeight]) -> bool:
 
 def unpacked(weights: Sequence[Tensor | QuantizedTensor]) -> list[Tensor | QuantizedTensor]:
     """The same weights, with an integer in each byte."""
-    return [weight.unpacked() if isinstance(weight, Nibbles) else weight for weight in weights]
+    return [weight.unpacked() if isinstance(weight, StoredIntegers) else weight for weight in weights]
 
 
 def _integers(pairs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from pagemill.model.kernels.pack_limits import ZeroWords
 from pagemill.model.kernels.pack_linear import Words
 from pagemill.model.loading.few_rows import few_rows
 from pagemill.model.loading.nibble_weight import WordWeight
-from pagemill.model.loading.packed_weight import NIBBLE_ZERO, PackedWeight
+from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor
 from pagemill.model.loading.stored import Axis, StoredTensor, WeightPart
 from pagemill.model.quantization.bit_packing import WORD, centred, first_read, unpack
@@ -100,8 +100,12 @@ class GptqWeights(PackedMethod):
             groups = tensors["g_idx"].long()
         # A rank's part may begin or end within a word.
         is_whole = len(words) * WORD == len(groups) * bits and zero_words.shape[1] * WORD == scales.shape[1] * bits
-        if bits == 4 and self.takes_blocks and is_whole:
-            return WordWeight(Words.OF_INPUTS, words, scales, groups, self._zero_words(zero_words))
+        if bits in (4, 8) and self.takes_blocks and is_whole:
+            if self._is_centred(zero_words):
+                return WordWeight(Words.OF_INPUTS, words, scales, groups, bits=bits)
+            if bits == 4:
+                as_stored = ZeroWords(zero_words, 1, added=layout.zero_offset)
+                return WordWeight(Words.OF_INPUTS, words, scales, groups, as_stored)
         first = first_read(part.columns, bits, part.splits_columns)
         values = unpack(words.t().contiguous(), bits, first + len(part.columns))[:, first:]
         found = centred(values.contiguous(), bits)
@@ -110,13 +114,13 @@ class GptqWeights(PackedMethod):
             zeros = zeros.t().contiguous()
         return PackedWeight(bits, found, scales.t().contiguous(), groups, zeros)
 
-    def _zero_words(self, packed: Tensor) -> ZeroWords | None:
-        """Of 4 bits, as they were read of qzeros; None: all are 8, which stands for 0 where there are none."""
-        added = self._layout.zero_offset
-        usual = torch.tensor([17 * (NIBBLE_ZERO - added)] * 4, dtype=torch.uint8).view(torch.int32)
-        if all(bool((few == usual).all()) for few in few_rows(packed, packed.shape[1])):
-            return None
-        return ZeroWords(packed, 1, added=added)
+    def _is_centred(self, packed: Tensor) -> bool:
+        """Whether all zero points of 4 or 8 bits that were read of qzeros are the integer in the middle."""
+        stored = (1 << self._layout.bits - 1) - self._layout.zero_offset
+        usual = torch.tensor([stored if self._layout.bits == 8 else 17 * stored] * 4, dtype=torch.uint8).view(
+            torch.int32
+        )
+        return all(bool((few == usual).all()) for few in few_rows(packed, packed.shape[1]))
 
     def _zeros(self, packed: Tensor, part: WeightPart) -> Tensor | None:
         """[G, rows of the part] int8 around 0, of what was read of qzeros; None: all are 0."""

@@ -11,7 +11,7 @@ from pagemill.model.kernels.linear_int import BLOCK, Q8_0, WIDE, pack_blocks, pa
 from pagemill.model.kernels.weight_memory import WeightMemory
 from pagemill.model.loading.block_tensor import BlockTensor
 from pagemill.model.loading.codes import codes_of
-from pagemill.model.loading.nibble_weight import Nibbles, unpacked
+from pagemill.model.loading.nibble_weight import StoredIntegers, unpacked
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.quantized_tensor import QuantizedTensor, floats
 from pagemill.model.quantization.device import DeviceWeights
@@ -65,11 +65,11 @@ class Integers(QuantMethod):
     def _prepared(self, weight: Tensor | QuantizedTensor, gate: str | None, *, wide: bool) -> LinearWeight:
         if isinstance(weight, BlockTensor):
             return self._panels(weight, gate, wide)
-        if isinstance(weight, PackedWeight | Nibbles):
+        if isinstance(weight, PackedWeight | StoredIntegers):
             made = self._of_codes([weight], gate, wide=wide)
             if made is not None:
                 return made
-            plain = weight.unpacked() if isinstance(weight, Nibbles) else weight
+            plain = weight.unpacked() if isinstance(weight, StoredIntegers) else weight
             ordered, order = plain.sorted_inputs()
             blocks = ordered.as_blocks()
             if blocks is None:

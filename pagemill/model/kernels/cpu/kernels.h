@@ -340,7 +340,7 @@ struct LinearArgs {
 // Outputs of an octet.
 constexpr int64_t OCTET = 8;
 
-// Eight neighbouring outputs of a weight of 4-bit integers, whose file has outputs side by side: where the words of 32 bits
+// Eight neighbouring outputs of a weight of integers, whose file has outputs side by side: where the words of 32 bits
 // for the first inputs are, and the limits of the first group. `stride`: bytes to the next of each.
 struct PmOctet {
   const char* words;
@@ -351,7 +351,7 @@ struct PmOctet {
 
 // What has a word, from its lowest half byte on.
 enum PmWords : int64_t {
-  PM_WORDS_OF_INPUTS,  // eight inputs of one output, in their order: an octet has eight words for eight inputs
+  PM_WORDS_OF_INPUTS,  // eight inputs of one output, in their order, or four of 8 bits: an octet has eight words for them
   PM_WORDS_OF_OUTPUTS  // outputs 0, 2, 4, 6, 1, 3, 5, 7 of an octet, for one input
 };
 
@@ -366,7 +366,7 @@ struct PackArgs {
   const void* const* limits = nullptr;
   const int32_t* groups = nullptr;
   int64_t* not_numbers = nullptr;
-  // Of half bytes, but for words of outputs: which input of the file each of the panels' is; null: they are in order.
+  // Of integers, but for words of outputs: which input of the file each of the panels' is; null: they are in order.
   const int32_t* order = nullptr;
   // Instead of rows and their limits: LINEAR_PANEL / OCTET for each panel.
   const PmOctet* octets = nullptr;
@@ -532,7 +532,7 @@ PM_EXPORT void pm_pack_linear(const PmLinear* linear, void* panels, const void* 
 // has; `order`: see PackArgs. 0: done, 1: some 8-bit floats are no numbers.
 PM_EXPORT int64_t pm_pack_codes(const PmLinear* linear, void* panels, const void* const* rows, const void* const* limits,
                                 const int32_t* groups, const int32_t* order, int64_t num_panels, int64_t threads);
-// The same of PM_Q4_PANELS and PM_Q4_MIN_PANELS, from words; see PackArgs. `words`: a PmWords.
+// The same of PM_Q4_PANELS, PM_Q4_MIN_PANELS and PM_Q8_PANELS, from words; see PackArgs. `words`: a PmWords.
 PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, const int32_t* groups,
                              const int32_t* order, int64_t words, int64_t num_panels, int64_t threads);
 // See LimitArgs; on one thread, as the little that it takes is done before others have woken up. 0: done, 1: 16-bit floats

@@ -8,8 +8,8 @@ namespace {
 
 static_assert(LINEAR_PANEL % LANES == 0, "a panel is whole squares");
 
-// Words of an output in a block of half bytes, of eight inputs each.
-constexpr int64_t WORDS_OF_BLOCK = QUANT_BLOCK / 8;
+// Of an output in a block, of integers of so many bits.
+constexpr int64_t words_of_block(int64_t bits) { return QUANT_BLOCK * bits / 32; }
 
 // Nobody reads panels soon. Whole cache lines, aligned, need not be fetched to be written.
 PM_INLINE void store_past_caches(uint32_t* at, vu lanes) {

@@ -124,7 +124,7 @@ void pack_panel(const PmLinear& linear, const PanelRows& rows, char* out) {
   }
 }
 
-// Rows of half bytes, as `pack_any_inputs` reads them.
+// Rows of integers, as `pack_any_inputs` reads them.
 struct RowSource {
   const char* const* rows;
   const void* const* limits;
@@ -156,13 +156,20 @@ uint32_t pack_panel_of_codes(const PackArgs& args, const PanelRows& rows, int64_
   }
 }
 
+void pack_ordered_rows(const PackArgs& args, int64_t begin, int64_t end) {
+  const RowSource source = {(const char* const*)args.rows, args.limits, end};
+  switch (args.linear.format & PM_LAYOUT) {
+    case PM_Q4_PANELS:
+      return pack_any_inputs<2, 4>(args, source, 0, begin, end);
+    case PM_Q4_MIN_PANELS:
+      return pack_any_inputs<4, 4>(args, source, 0, begin, end);
+    case PM_Q8_PANELS:  // signed bytes become unsigned
+      return pack_any_inputs<2, 8>(args, source, 0x80808080u, begin, end);
+  }
+}
+
 void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
   const int64_t bytes = panel_bytes(args.linear);
-  if (args.order) {
-    const RowSource source = {(const char* const*)args.rows, args.limits, end};
-    const bool minima = (args.linear.format & PM_LAYOUT) == PM_Q4_MIN_PANELS;
-    return minima ? pack_any_inputs<4>(args, source, begin, end) : pack_any_inputs<2>(args, source, begin, end);
-  }
   for (int64_t p = begin; p < end; ++p) {
     const char* const* here = (const char* const*)args.rows + p * LINEAR_PANEL;
     const PanelRows rows = {here, p + 1 < end ? here + LINEAR_PANEL : nullptr};
@@ -177,6 +184,7 @@ void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
 
 void pack_linear(const PackArgs& args, int64_t begin, int64_t end) {
   if (args.octets) pack_words_of_octets(args, begin, end);
+  else if (args.order) pack_ordered_rows(args, begin, end);
   else pack_rows(args, begin, end);
   finish_stores();
 }

@@ -1,5 +1,5 @@
-// Panels of 4-bit integers that files have in words with outputs side by side, as GPTQ and AWQ do: see PmOctet. Each word
-// is read once, where it is, and each panel is written once, past the caches.
+// Panels of integers that files have in words with outputs side by side, as GPTQ and AWQ do: see PmOctet. Each word is read
+// once, where it is, and each panel is written once, past the caches.
 #pragma once
 
 #include "kernels.h"
@@ -65,7 +65,7 @@ struct OutputWords {
 
   // The words of `count` panels, `stride` bytes apart.
   void store(char* out, int64_t count, int64_t stride) const {
-    for (int64_t word = 0; word < WORDS_OF_BLOCK; ++word) {
+    for (int64_t word = 0; word < words_of_block(4); ++word) {
       vu even[4], odd[4];
       for (int64_t k = 0; k < 4; ++k) {
         const vu low = load_raw<vu>(lines[4 * word + k]), high = load_raw<vu>(lines[QUANT_BLOCK / 2 + 4 * word + k]);
@@ -119,27 +119,28 @@ void pack_output_words(const PackArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-// The words of a panel for eight inputs, side by side.
+// The words of a panel for eight inputs, or four of 8 bits, side by side.
 void read_words(const PmOctet* octets, int64_t row, uint32_t* to) {
   for (int64_t i = 0; i < PANEL_OCTETS; ++i) memcpy(to + i * OCTET, words_of(octets[i], row), OCTET * 4);
 }
 
-template <int64_t LIMIT_BYTES>
+template <int64_t LIMIT_BYTES, int64_t BITS>
 void pack_input_words(const PackArgs& args, int64_t begin, int64_t end) {
-  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, BLOCK_BYTES = LIMITS + QUANT_BLOCK / 2 * LINEAR_PANEL;
+  constexpr int64_t LIMITS = LIMIT_BYTES * LINEAR_PANEL, WORDS = words_of_block(BITS);
+  constexpr int64_t BLOCK_BYTES = LIMITS + WORDS * 4 * LINEAR_PANEL;
   const int64_t num_blocks = args.linear.cols / QUANT_BLOCK, panel_stride = num_blocks * BLOCK_BYTES;
   for (int64_t block = 0; block < num_blocks; ++block) {
-    const int64_t row = block * WORDS_OF_BLOCK;
+    const int64_t row = block * WORDS;
     for (int64_t panel = begin; panel < end; ++panel) {
       const PmOctet* octets = args.octets + panel * PANEL_OCTETS;
       char* out = (char*)args.panels + panel * panel_stride + block * BLOCK_BYTES;
-      alignas(64) uint32_t words[WORDS_OF_BLOCK * LINEAR_PANEL];
-      for (int64_t k = 0; k < WORDS_OF_BLOCK; ++k) {
+      alignas(64) uint32_t words[WORDS * LINEAR_PANEL];
+      for (int64_t k = 0; k < WORDS; ++k) {
         read_words(octets, row + k, words + k * LINEAR_PANEL);
-        if (block + 1 < num_blocks) fetch_octets(octets, row + WORDS_OF_BLOCK + k);
+        if (block + 1 < num_blocks) fetch_octets(octets, row + WORDS + k);
       }
       store_octet_limits<LIMIT_BYTES>(octets, args.groups[block], out);
-      store_block<WORDS_OF_BLOCK>(words, 0, (uint32_t*)(out + LIMITS));
+      store_block<WORDS>(words, 0, (uint32_t*)(out + LIMITS));
     }
   }
 }
@@ -165,20 +166,28 @@ struct OctetSource {
   }
 };
 
-template <int64_t LIMIT_BYTES>
+template <int64_t LIMIT_BYTES, int64_t BITS>
 void pack_words_tile(const PackArgs& args, int64_t begin, int64_t end) {
-  if (args.words == PM_WORDS_OF_OUTPUTS) return pack_output_words<LIMIT_BYTES>(args, begin, end);
-  if (args.order) return pack_any_inputs<LIMIT_BYTES>(args, OctetSource{args.octets}, begin, end);
-  pack_input_words<LIMIT_BYTES>(args, begin, end);
+  if (BITS == 4 && args.words == PM_WORDS_OF_OUTPUTS) return pack_output_words<LIMIT_BYTES>(args, begin, end);
+  if (args.order) return pack_any_inputs<LIMIT_BYTES, BITS>(args, OctetSource{args.octets}, 0, begin, end);
+  pack_input_words<LIMIT_BYTES, BITS>(args, begin, end);
 }
 
 // Panels [begin, end).
 void pack_words_of_octets(const PackArgs& args, int64_t begin, int64_t end) {
-  const bool minima = (args.linear.format & PM_LAYOUT) == PM_Q4_MIN_PANELS;
   for (int64_t tile = begin; tile < end; tile += TILE_PANELS) {
     const int64_t last = min_of(tile + TILE_PANELS, end);
-    if (minima) pack_words_tile<4>(args, tile, last);
-    else pack_words_tile<2>(args, tile, last);
+    switch (args.linear.format & PM_LAYOUT) {
+      case PM_Q4_PANELS:
+        pack_words_tile<2, 4>(args, tile, last);
+        break;
+      case PM_Q4_MIN_PANELS:
+        pack_words_tile<4, 4>(args, tile, last);
+        break;
+      case PM_Q8_PANELS:
+        pack_words_tile<2, 8>(args, tile, last);
+        break;
+    }
   }
 }
 

@@ -20,6 +20,7 @@ from pagemill.model.kernels.linear_int import (
     pack_codes,
     pack_words,
 )
+from pagemill.model.kernels.linear_reference import unpacked_blocks
 from pagemill.model.kernels.pack_linear import NO_GATE, PANEL, Words, num_panels, panel_rows
 
 GATES = pytest.mark.parametrize("gate", [NO_GATE, SILU])
@@ -130,33 +131,38 @@ def test_codes_and_their_limits_elsewhere(isa: str, kind: BlockFormat, gate: int
 
 
 @GATES
-@pytest.mark.parametrize("kind", [Q4_0, Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("size", [(2, 32), (70, 96), (200, 576), (34, 4096)], ids=str)
 def test_codes_of_inputs_in_any_order(isa: str, kind: BlockFormat, gate: int, size: tuple[int, int]) -> None:
     rows, cols = size
-    integers = any_bytes(rows, cols) & 15
+    integers = integers_of(kind, rows, cols)
     groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
     limits = limits_of(kind, rows, int(groups[-1]) + 1)
     order = torch.randperm(cols, generator=torch.Generator().manual_seed(1))
-    found = pack_codes(kind, split(in_pairs(integers)), split(limits), groups, order, gate)
+    found = pack_codes(kind, split(in_bytes(kind, integers)), split(limits), groups, order, gate)
     assert found is not None
-    expected = pack_blocks(kind, in_blocks(kind, in_pairs(integers[:, order]), limits, groups), gate=gate)
+    expected = pack_blocks(kind, in_blocks(kind, in_bytes(kind, integers[:, order]), limits, groups), gate=gate)
     assert torch.equal(found.tensors[0], expected.tensors[0])
 
 
-def in_pairs(integers: Tensor) -> Tensor:
-    """[out, in] uint8 of 4 bits -> two in a byte, the first in the lower half."""
-    return integers[:, 0::2] | integers[:, 1::2] << 4
+def integers_of(kind: BlockFormat, rows: int, cols: int) -> Tensor:
+    """[out, in] uint8, of 4 bits or 8."""
+    return any_bytes(rows, cols) & (255 if kind == Q8_0 else 15)
 
 
-def in_words(words: Words, integers: Tensor) -> Tensor:
-    """[out, in] uint8 of 4 bits -> as files have them, rows of which lie a little apart."""
+def in_bytes(kind: BlockFormat, integers: Tensor) -> Tensor:
+    """[out, in] uint8 -> those of 4 bits two in a byte, the first in the lower half."""
+    return integers if kind == Q8_0 else integers[:, 0::2] | integers[:, 1::2] << 4
+
+
+def in_words(words: Words, integers: Tensor, bits: int = 4) -> Tensor:
+    """[out, in] uint8 of so many bits -> as files have them, rows of which lie a little apart."""
     by_input = integers.t().int()
     if words is Words.OF_INPUTS:
-        each = by_input.reshape(len(by_input) // 8, 8, by_input.shape[1]).transpose(1, 2)
+        each = by_input.reshape(len(by_input) * bits // 32, 32 // bits, by_input.shape[1]).transpose(1, 2)
     else:
         each = by_input.reshape(len(by_input), by_input.shape[1] // 8, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-    made = (each << 4 * torch.arange(8, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+    made = (each << bits * torch.arange(32 // bits, dtype=torch.int32)).sum(-1, dtype=torch.int32)
     return torch.nn.functional.pad(made, (1, 2))[:, 1:-2]
 
 
@@ -174,25 +180,33 @@ def in_words(words: Words, integers: Tensor) -> Tensor:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", [Q4_0, Q4_1], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("words", [*Words, "ordered"], ids=str)
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        *((words, kind) for words in (Words.OF_INPUTS, "ordered") for kind in (Q4_0, Q4_1, Q8_0)),
+        *((Words.OF_OUTPUTS, kind) for kind in (Q4_0, Q4_1)),
+    ],
+    ids=lambda one: one.name if isinstance(one, BlockFormat) else str(one),
+)
 @pytest.mark.parametrize("cols", [32, 96, 512])
 def test_words_of_outputs_side_by_side(
     isa: str, words: Words | str, kind: BlockFormat, gate: int, parts: tuple[int, ...], cols: int
 ) -> None:
     rows = sum(parts)
-    integers = any_bytes(rows, cols) & 15
+    integers = integers_of(kind, rows, cols)
     groups = torch.arange(cols // BLOCK, dtype=torch.int32) // 3
     limits = limits_of(kind, rows, int(groups[-1]) + 1)
     order = torch.randperm(cols, generator=torch.Generator().manual_seed(1)) if words == "ordered" else None
     of_what = Words.OF_INPUTS if isinstance(words, str) else words
-    stored = [in_words(of_what, part) for part in integers.split(parts)]
+    stored = [in_words(of_what, part, 8 if kind == Q8_0 else 4) for part in integers.split(parts)]
     their_limits = [part.t() for part in limits.split(parts)]
     found = pack_words(kind, of_what, stored, their_limits, groups, order, gate)
     assert found is not None
     in_order = integers if order is None else integers[:, order]
-    expected = pack_blocks(kind, in_blocks(kind, in_pairs(in_order), limits, groups), gate=gate)
-    assert torch.equal(found.tensors[0], expected.tensors[0])
+    if kind == Q8_0:  # from 0 up in words, and around 0 in blocks
+        in_order = in_order ^ 128
+    made = unpacked_blocks(kind, found.tensors[0], (rows, cols), gate)
+    assert torch.equal(made.flatten(1), in_blocks(kind, in_bytes(kind, in_order), limits, groups))
     assert (found.struct.rows, found.struct.cols, found.struct.format) == (rows, cols, kind.panels)
 
 

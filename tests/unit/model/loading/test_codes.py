@@ -101,6 +101,15 @@ def test_halves_of_bytes_in_the_order_of_their_groups() -> None:
     assert (codes.groups.tolist(), codes.codes.data_ptr()) == ([0, 0, 1, 1], pairs.pairs.data_ptr())
 
 
+def test_bytes_in_the_order_of_their_groups() -> None:
+    values = torch.randint(-100, 100, (ROWS, 128)).to(torch.int8)
+    codes = codes_of(PackedWeight(8, values, SCALES, torch.arange(128) % 2))
+    assert codes is not None
+    assert codes.order is not None
+    assert (codes.kind, codes.order[:2].tolist(), codes.groups.tolist()) == (Q8_0, [0, 2], [0, 0, 1, 1])
+    assert codes_of(PackedWeight(8, values.to(torch.float8_e4m3fn), SCALES, torch.arange(128) % 2)) is None
+
+
 def test_what_is_not_as_panels_have_it() -> None:
     assert codes_of(torch.zeros(2, 128)) is None
     assert codes_of(nibbles(size=48)) is None  # a block would have two scales

@@ -75,6 +75,23 @@ def test_words_one_under_the_other(kind: Words) -> None:
     assert first.above([words(kind, groups=torch.zeros(WIDTH, dtype=torch.int64))]) is None
 
 
+def test_words_of_8_bits() -> None:
+    stored = torch.randint(0, 256, (ROWS, WIDTH), dtype=torch.uint8)
+    scales = torch.rand(WIDTH // GROUP, ROWS)
+    groups = neighbours(WIDTH, GROUP)
+    weight = WordWeight(Words.OF_INPUTS, stored.view(torch.int32).t().contiguous(), scales, groups, bits=8)
+    expected = (stored.float() - 128) * scales.t().repeat_interleave(GROUP, 1)
+    assert weight.shape == (ROWS, WIDTH)
+    assert torch.equal(weight.dequantized(torch.float32), expected)
+    joined = weight.above([weight])
+    assert isinstance(joined, WordWeight)
+    assert torch.equal(joined.dequantized(torch.float32), torch.cat([expected, expected]))
+    four = words(Words.OF_INPUTS, zeros=False)
+    mixed = weight.above([four])
+    assert isinstance(mixed, PackedWeight)
+    assert torch.equal(mixed.dequantized(torch.float32), torch.cat([expected, floats(four)]))
+
+
 def test_words_of_another_kind_go_below_unpacked() -> None:
     first, second = words(Words.OF_INPUTS), words(Words.OF_OUTPUTS)
     joined = first.above([second])

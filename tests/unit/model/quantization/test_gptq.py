@@ -3,12 +3,16 @@
 import pytest
 import torch
 
+from pagemill.model.kernels.linear import packs_natively
+from pagemill.model.kernels.linear_int import Q8_0
+from pagemill.model.kernels.linear_reference import unpacked_blocks
 from pagemill.model.loading.nibble_weight import WordWeight
 from pagemill.model.loading.packed_weight import PackedWeight
 from pagemill.model.loading.stored import WeightPart
 from pagemill.model.quantization.gptq import GptqLayout, GptqWeights
 from pagemill.model.quantization.integers import Integers
 from pagemill.model.quantization.unquantized import Unquantized
+from tests.fakes import stored_formats
 
 GROUP, ROWS, WIDTH = 16, 24, 64
 
@@ -70,6 +74,58 @@ def test_inputs_in_an_order_of_their_own() -> None:
     assert isinstance(found, WordWeight)
     assert torch.equal(found.groups, order // GROUP)
     assert torch.equal(found.dequantized(torch.float32), floats(shuffled, 6))
+
+
+def eight_bits(zero: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What a file has of integers of 8 bits, and the weight [ROWS, WIDTH], by the definition."""
+    generator = torch.Generator().manual_seed(2)
+    integers = torch.randint(0, 256, (WIDTH, ROWS), generator=generator)
+    groups = (torch.arange(WIDTH) // GROUP)[torch.randperm(WIDTH, generator=generator)]
+    scales = torch.rand(WIDTH // GROUP, ROWS, generator=generator).half()
+    in_words = integers.view(-1, 4, ROWS) << (8 * torch.arange(4))[:, None]
+    read = {
+        "qweight": in_words.sum(1).to(torch.int32),
+        "qzeros": torch.full((WIDTH // GROUP, ROWS), zero - 1, dtype=torch.uint8).view(torch.int32),
+        "scales": scales,
+        "g_idx": groups.int(),
+    }
+    return read, ((integers - zero).float() * scales.float()[groups]).t()
+
+
+@pytest.mark.parametrize("zero", [128, 100])
+def test_integers_of_8_bits(zero: int) -> None:
+    read, expected = eight_bits(zero)
+    found, plain = (
+        GptqWeights(GptqLayout(8, GROUP, ordered=True, zero_offset=1), computing).decode(read, WHOLE, torch.bfloat16)
+        for computing in (Integers(quantize_floats=False), Unquantized())
+    )
+    assert isinstance(found, WordWeight) == (zero == 128)
+    assert isinstance(found, WordWeight | PackedWeight)
+    assert isinstance(plain, PackedWeight)
+    assert torch.equal(found.dequantized(torch.float32), expected)
+    assert torch.equal(plain.dequantized(torch.float32), expected)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_panels_of_8_bits_are_those_of_integers_taken_apart(size: int, ordered: bool) -> None:
+    if not packs_natively():
+        return
+    weight = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(3))
+    read, _ = stored_formats.gptq(weight, 8, size, ordered=ordered)
+    read["qzeros"] = torch.full_like(read["qzeros"], 0x7F7F7F7F)
+    layout = GptqLayout(8, size, ordered=ordered, zero_offset=1)
+    found, plain = (
+        GptqWeights(layout, computing).decode(read, WHOLE, torch.bfloat16)
+        for computing in (Integers(quantize_floats=False), Unquantized())
+    )
+    assert isinstance(found, WordWeight)
+    assert isinstance(plain, PackedWeight)
+    made = Integers(quantize_floats=False).prepare(found).native(None)
+    assert made is not None
+    blocks = plain.sorted_inputs()[0].as_blocks()
+    assert blocks is not None
+    assert torch.equal(unpacked_blocks(Q8_0, made.tensors[0], (ROWS, WIDTH)).flatten(1), blocks.blocks)
 
 
 @pytest.mark.parametrize("case", ["no panels", "begins within a word", "ends within a word"])
