@@ -114,6 +114,18 @@ def _gptq_ordered(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     return {**_gptq_asym(noise, rows, width), "g_idx": (order // GROUP).int()}
 
 
+def _gptq_8(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    return {
+        **_gptq(noise, rows, width),
+        "qweight": noise.bytes(width // 4, rows * 4).view(torch.int32),
+        "qzeros": torch.full((width // GROUP, rows // 4), 0x7F7F7F7F, dtype=torch.int32),
+    }
+
+
+def _w4a16_ordered(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
+    return {**_w4a16(noise, rows, width), "weight_g_idx": _gptq_ordered(noise, 8, width)["g_idx"]}
+
+
 def _awq(noise: Noise, rows: int, width: int) -> dict[str, Tensor]:
     return {
         "qweight": noise.bytes(width, rows // 2).view(torch.int32),
@@ -146,6 +158,8 @@ _FLOAT8: Final = {"num_bits": 8, "type": "float", "symmetric": True, "strategy":
 _GPTQ: Final = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
 _GPTQ_ASYM: Final = {**_GPTQ, "sym": False}
 _GPTQ_ORDERED: Final = {**_GPTQ_ASYM, "desc_act": True}
+_GPTQ_8: Final = {**_GPTQ, "bits": 8}
+_INT4_ORDERED: Final = {**_INT4, "actorder": "group"}
 _AWQ: Final = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
 _BLOCKS: Final = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [GROUP, GROUP]}
 
@@ -167,6 +181,8 @@ FOLDERS: Final = {
     "gptq": Format(LARGE, 0.5 + 2 / GROUP, _gptq, _GPTQ),
     "gptq_asym": Format(LARGE, 0.5 + 2.5 / GROUP, _gptq_asym, _GPTQ_ASYM),
     "gptq_ordered": Format(LARGE, 0.5 + 2.5 / GROUP, _gptq_ordered, _GPTQ_ORDERED),
+    "gptq_8": Format(LARGE, 1 + 3 / GROUP, _gptq_8, _GPTQ_8),
+    "w4a16_ordered": Format(LARGE, 0.5 + 2 / GROUP, _w4a16_ordered, _compressed("pack-quantized", _INT4_ORDERED, None)),
     "awq": Format(LARGE, 0.5 + 2.5 / GROUP, _awq, _AWQ),
     "fp8": Format(LARGE, 1, _fp8, _compressed("float-quantized", _FLOAT8, _BY_TOKEN)),
     "fp8_blocks": Format(LARGE, 1, _fp8_blocks, _BLOCKS),

@@ -38,11 +38,16 @@ def pack_limits(scales: Tensor, zeros: ZeroWords | None = None, unit: float = 1.
     scales = scales if scales.dtype in SCALES else scales.float()
     scales = scales if scales.stride(1) == 1 else scales.contiguous()
     made = torch.empty(scales.shape, dtype=torch.float16 if zeros is None else torch.int32)
-    of_scales = made.data_ptr(), scales.data_ptr(), *scales.shape, SCALES[scales.dtype], scales.stride(0), unit
+    of_scales = *scales.shape, SCALES[scales.dtype], scales.stride(0)
     if zeros is None:
-        lost = loaded_library().pack_limits(*of_scales, None, 0, 0, 0, None, 0)
+        lost = loaded_library().pack_limits(
+            made.data_ptr(), scales.data_ptr(), None, None, *of_scales, 0, 0, 0, 0, unit
+        )
         return None if lost else made
     words = zeros.words if zeros.words.stride(1) == 1 else zeros.words.contiguous()
     shifts = torch.tensor(zeros.places * 2, dtype=torch.int32) * 4
-    of_zeros = words.data_ptr(), words.stride(0), zeros.dim == 0, zeros.first, shifts.data_ptr(), zeros.added
-    return None if loaded_library().pack_limits(*of_scales, *of_zeros) else made
+    lost = loaded_library().pack_limits(
+        made.data_ptr(), scales.data_ptr(), words.data_ptr(), shifts.data_ptr(), *of_scales, words.stride(0),
+        zeros.dim == 0, zeros.first, zeros.added, unit,
+    )  # fmt: skip
+    return None if lost else made

@@ -233,9 +233,9 @@ void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet* octets, 
   pack({*linear, nullptr, panels, nullptr, groups, nullptr, order, octets, (PmWords)words}, num_panels, threads);
 }
 
-int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype, int64_t stride,
-                       double unit, const uint32_t* zeros, int64_t zeros_stride, int64_t of_rows, int64_t first,
-                       const uint32_t* shifts, int64_t added) {
-  return !selected->pack_limits({out, scales, rows, cols, dtype, stride, (float)unit, zeros, zeros_stride, of_rows,
-                                 first, shifts, (uint32_t)added});
+int64_t pm_pack_limits(void* out, const void* scales, const uint32_t* zeros, const uint32_t* shifts, int64_t rows,
+                       int64_t cols, int64_t dtype, int64_t stride, int64_t zeros_stride, int64_t of_rows, int64_t first,
+                       int64_t added, double unit) {
+  return !selected->pack_limits({out, scales, zeros, shifts, rows, cols, dtype, stride, zeros_stride, of_rows, first,
+                                 (uint32_t)added, (float)unit});
 }

@@ -378,18 +378,18 @@ struct PackArgs {
 struct LimitArgs {
   void* out;           // [rows, cols]
   const void* scales;  // the same of `dtype`: float32, bfloat16 or float16
+  // Words of OCTET outputs, which are so many rows, or columns; null: there are no zero points.
+  const uint32_t* zeros;
+  const uint32_t* shifts;  // [2 * OCTET]: how far from the lowest bit of a word those of each output are, twice
   int64_t rows;
   int64_t cols;
   int64_t dtype;
   int64_t stride;
-  float unit;  // what scales are multiplied with
-  // Words of OCTET outputs, which are so many rows, or columns; null: there are no zero points.
-  const uint32_t* zeros;
   int64_t zeros_stride;
   int64_t of_rows;
-  int64_t first;  // output of the first word; 0 where outputs are columns
-  const uint32_t* shifts;  // [2 * OCTET]: how far from the lowest bit of a word those of each output are, twice
-  uint32_t added;          // to each; of the sum, four bits count
+  int64_t first;   // output of the first word; 0 where outputs are columns
+  uint32_t added;  // to each zero point; of the sum, four bits count
+  float unit;      // what scales are multiplied with
 };
 
 // What will be read in a moment is brought to the second-level cache: on the way to the first it would take up the few
@@ -537,6 +537,6 @@ PM_EXPORT void pm_pack_words(const PmLinear* linear, void* panels, const PmOctet
                              const int32_t* order, int64_t words, int64_t num_panels, int64_t threads);
 // See LimitArgs; on one thread, as the little that it takes is done before others have woken up. 0: done, 1: 16-bit floats
 // do not hold one of them to their usual precision.
-PM_EXPORT int64_t pm_pack_limits(void* out, const void* scales, int64_t rows, int64_t cols, int64_t dtype,
-                                 int64_t stride, double unit, const uint32_t* zeros, int64_t zeros_stride,
-                                 int64_t of_rows, int64_t first, const uint32_t* shifts, int64_t added);
+PM_EXPORT int64_t pm_pack_limits(void* out, const void* scales, const uint32_t* zeros, const uint32_t* shifts,
+                                 int64_t rows, int64_t cols, int64_t dtype, int64_t stride, int64_t zeros_stride,
+                                 int64_t of_rows, int64_t first, int64_t added, double unit);
