@@ -42,13 +42,28 @@ def own_backend(monkeypatch):
     ],
 )
 def test_tokens_are_those_of_the_reference(architecture, mode, tmp_path, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
     folder = make_checkpoint(
         tmp_path, architecture, num_hidden_layers=2, first_k_dense_replace=1 if mode == "NONE" else 2
     )  # the experts of a CPU read on the host who is chosen, which no graph does
-    rng = random.Random(3)
-    prompts = [[rng.randrange(3, 300) for _ in range(length)] for length in LENGTHS]
+    attended = noted_attention(monkeypatch)
+    check_tokens(folder, mode)
+    assert len(attended) >= 4, "steps with parts of prompts, two layers each"
+    if mode == "NONE":  # graphs compute all rows
+        assert attended == [False, True] * (len(attended) // 2), "in the last one, only last tokens are read"
+
+
+@pytest.mark.slow
+def test_compiled_models_have_no_keys_for_each_head(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "DeepseekV3ForCausalLM", num_hidden_layers=2, first_k_dense_replace=2)
+    attended = noted_attention(monkeypatch)
+    torch._dynamo.reset()
+    check_tokens(folder, "PIECEWISE", mode=3, backend="eager", cache_dir=str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    assert not attended
+
+
+def noted_attention(monkeypatch):
+    """Whether only last tokens were attended for, each time that keys were made for each head."""
     attended = []
     attend = latent_prompts.attend
 
@@ -58,8 +73,16 @@ def test_tokens_are_those_of_the_reference(architecture, mode, tmp_path, monkeyp
         return attend(*given)
 
     monkeypatch.setattr(latent_prompts, "attend", noted)
+    return attended
+
+
+def check_tokens(folder, graphs, **compilation):
+    from transformers import AutoModelForCausalLM
+
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, 300) for _ in range(length)] for length in LENGTHS]
     settings = {"attention_backend": "TEST_LATENT", "max_num_batched_tokens": BUDGET}
-    client, _ = engine(folder, QueuedPlatform(), mode, **settings)
+    client, _ = engine(folder, QueuedPlatform(), graphs, compilation=compilation, **settings)
     for index, prompt in enumerate(prompts):
         client.add(core_request(str(index), prompt, temperature=0.0, max_tokens=4))
     client.run()
@@ -67,6 +90,3 @@ def test_tokens_are_those_of_the_reference(architecture, mode, tmp_path, monkeyp
     for index, prompt in enumerate(prompts):
         difference = compare_greedy(model, prompt, client.tokens[str(index)])
         assert difference is None or difference.gap < 2e-3, difference
-    assert len(attended) >= 4, "steps with parts of prompts, two layers each"
-    if mode == "NONE":  # graphs compute all rows
-        assert attended == [False, True] * (len(attended) // 2), "in the last one, only last tokens are read"

@@ -183,7 +183,7 @@ class AttentionImpl(ABC):
         """Write key and value to their slots, then attend; both are None where another layer wrote them already.
 
         query [T, H, D]; key, value [T, Hkv, D]; kv_cache as `cache_shape` says. Returns [T, H, D]. Where the spec has a
-        latent_size, key is value too, and the result [T, H, latent_size].
+        latent_size, a key is a value too, or its last latent_size elements are, and the result is [T, H, latent_size].
         """
 
     def for_asked_rows(self, metadata: Any) -> Any:

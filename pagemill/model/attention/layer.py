@@ -139,7 +139,8 @@ class Attention(nn.Module):
         """Of a layer that keeps latent vectors: query [T, H, rotary + plain], kept [T, 1, rotary + latent] -> [T, H *
         value]. `asked_only` as in `forward`."""
         if torch.compiler.is_compiling():
-            return weights.expand(self.forward(weights.absorb(query), kept, kept).flatten(1))
+            latent = kept[..., -(self.spec.latent_size or 0) :]
+            return weights.expand(self.forward(weights.absorb(query), kept, latent).flatten(1))
         gap = current_gap()
         attend = partial(self.attend_latents, weights=weights, asked_only=asked_only)
         return attend(query, kept) if gap is None else gap(attend, query, kept)

@@ -19,7 +19,7 @@ class Attends(Protocol):
     """An attention layer, as the operation finds it by its name."""
 
     def attend(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
-        """[T, H, D], twice [T, Hkv, D] -> [T, H, D]."""
+        """[T, H, D], key [T, Hkv, D], value [T, Hkv, V] -> [T, H, V]."""
 
 
 @contextmanager
@@ -45,4 +45,5 @@ def attention(query: Tensor, key: Tensor | None, value: Tensor | None, layer: st
 
 @attention.register_fake
 def _(query: Tensor, key: Tensor | None, value: Tensor | None, layer: str) -> Tensor:
-    return torch.empty_like(query, memory_format=torch.contiguous_format)
+    size = query.shape[2] if value is None else value.shape[2]
+    return query.new_empty(*query.shape[:2], size)

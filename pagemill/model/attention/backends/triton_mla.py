@@ -2,7 +2,7 @@
 
 All heads of a token read one entry of the cache per token (DeepSeek-V2, 2024, in the absorbed form). That is the least
 that decoding can read. Prompts of more than a few tokens have keys and values of their own for each head
-(latent_prompts.py), where the host knows the lengths: not in captured graphs.
+(latent_prompts.py), where the host knows the lengths: not in captured graphs, nor in compiled models.
 """
 
 from dataclasses import dataclass, replace
@@ -43,6 +43,8 @@ class MlaMetadata:
     workspace: Workspace | None = None
     ends_only: bool = False
     """Whether of the tiles of such requests only those with their last tokens are read."""
+    absorbed: "MlaMetadata | None" = None
+    """Where there are such requests: the plan without them, of all tokens."""
 
 
 class MlaBuilder(MetadataBuilder):
@@ -68,7 +70,8 @@ class MlaBuilder(MetadataBuilder):
         requests, num_seen = plan.requests, plan.num_seen
         if prompts.others is not None:
             requests, num_seen = requests.index_select(0, prompts.others), num_seen.index_select(0, prompts.others)
-        return MlaMetadata(common, requests, num_seen, self._num_splits(len(requests)), prompts, self._workspace)
+        splits = self._num_splits(len(requests))
+        return MlaMetadata(common, requests, num_seen, splits, prompts, self._workspace, absorbed=plan)
 
     def _num_splits(self, num_tokens: int) -> int:
         programs = num_tokens * -(-self.spec.num_heads // 64)
@@ -99,6 +102,7 @@ class MlaImpl(AttentionImpl):
     ) -> Tensor:
         from pagemill.model.kernels.triton.mla import attend_latents, write_latents  # deferred: triton
 
+        metadata = metadata.absorbed or metadata
         common = metadata.common
         spec = self.spec
         if key is not None:

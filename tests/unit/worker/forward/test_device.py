@@ -65,7 +65,7 @@ def own_backends():
         del ATTENTION._paths[name]
 
 
-def settings_of(checkpoint, mode, **settings):
+def settings_of(checkpoint, mode, compilation=None, **settings):
     config = build_config(
         EngineArgs(
             str(checkpoint),
@@ -77,7 +77,7 @@ def settings_of(checkpoint, mode, **settings):
     if mode is None:
         return config
     sizes = tuple(size for size in (1, 2, 4, 8, 16) if size <= config.scheduler.max_num_batched_tokens)
-    asked = CompilationSettings(cudagraph_mode=GraphMode[mode], cudagraph_capture_sizes=sizes)
+    asked = CompilationSettings(cudagraph_mode=GraphMode[mode], cudagraph_capture_sizes=sizes, **(compilation or {}))
     limits = GraphLimits(SEQS, config.scheduler.max_num_batched_tokens, "cuda", True)
     compilation = complete(GraphSettings(compilation_config=asked), limits)
     graphs = dataclasses.replace(config.graphs, compilation_config=compilation)

@@ -74,6 +74,17 @@ def test_another_backend_may_decode(monkeypatch):
     torch.testing.assert_close(result.double(), case.expected(), rtol=1e-5, atol=1e-5)
 
 
+def test_compiled_layers_attend_in_the_latent_space_whatever_was_planned(monkeypatch):
+    monkeypatch.setattr(latent_prompts, "TOKENS_PER_KEY", 20)
+    case = LatentCase(SHAPE, [(1, 33), (60, 60)], torch.float32, DEVICE)
+    metadata = MlaBuilder(SHAPE.spec, torch.device(DEVICE)).build(case.common)
+    assert metadata.prompts is not None
+    query = case.weights.absorb(case.query)
+    attended = TritonMlaBackend.impl(SHAPE.spec).forward(query, case.kept, case.kept, case.cache, metadata)
+    result = case.weights.expand(attended.flatten(1))
+    torch.testing.assert_close(result.double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
 def test_steps_of_which_the_host_knows_no_lengths_are_as_ever():
     case = LatentCase(SHAPE, BATCH[:2], torch.float32, DEVICE)
     builder = MlaBuilder(SHAPE.spec, torch.device(DEVICE), 1 << 20)
