@@ -40,22 +40,23 @@ QUANTIZED_CHECKPOINTS: Registry[Any] = Registry(
 
 
 SAME_AS = {
-    "auto_awq": "awq",
-    "auto_gptq": "gptq",
-    "awq_marlin": "awq",
-    "fp8_per_channel": "fp8",
-    "fp8_per_tensor": "fp8",
-    "gpt_oss_mxfp4": "mxfp4",
-    "gptq_marlin": "gptq",
-    "inc": "auto-round",
-    "modelopt_fp4": "modelopt",
+    "auto_awq": ("awq",),
+    "auto_gptq": ("gptq",),
+    "awq_marlin": ("awq",),
+    "fp8_per_channel": ("fp8",),
+    "fp8_per_tensor": ("fp8",),
+    "gpt_oss_mxfp4": ("mxfp4",),
+    "gptq_marlin": ("gptq",),
+    "inc": ("auto-round",),
+    "modelopt_fp4": ("modelopt",),
+    "moe_wna16": ("gptq", "awq"),
 }
-"""What vLLM calls some of these, mostly by the kernels that it has for them -> the name here. One scale for all of a
-weight becomes one for each output, which is more exact."""
+"""What vLLM calls some of these, mostly by the kernels that it has for them -> the names here, of which a checkpoint
+has one. One scale for all of a weight becomes one for each output, which is more exact."""
 
 
 def check_quantization(name: str) -> None:
     """Raise ConfigError that lists the known names, if `--quantization` can be none of this name."""
     known = sorted({*QUANTIZATION, *QUANTIZED_CHECKPOINTS})
-    if SAME_AS.get(name, name) not in known:
+    if name not in SAME_AS and name not in known:
         raise ConfigError(f"quantization={name!r} is not one of {', '.join(known)}")

@@ -330,6 +330,8 @@ def test_formats_that_have_biases_themselves(tmp_path: Path) -> None:
         ("auto-round-gptq", "inc"),
         ("gptq-4", "auto_gptq"),
         ("awq", "auto_awq"),
+        ("gptq-4", "moe_wna16"),
+        ("awq", "moe_wna16"),
     ],
 )
 def test_formats_by_the_names_of_kernels(plain_folder: Path, tmp_path: Path, name: str, flag: str) -> None:

@@ -23,8 +23,10 @@ def choose(
     ConfigError where a method cannot run, or is not the checkpoint's, ModelError for a damaged `config`."""
     if deterministic and device.startswith("cuda"):
         return Uniform(InvariantFloats())
-    wanted = None if wanted is None else SAME_AS.get(wanted, wanted)
     stored = config.get("quant_method")
+    if wanted in SAME_AS:
+        names = SAME_AS[wanted]
+        wanted = stored if stored in names else names[0]
     rest_in_8_bits = wanted == INT8
     request = QuantRequest(dtype, device, config, dequantize=wanted == NONE, quantize_floats=rest_in_8_bits)
     if stored is not None:
