@@ -34,6 +34,7 @@ def check(scales: Tensor, zeros: ZeroWords | None = None, unit: float = 1.0) -> 
     return found is not None
 
 
+@pytest.mark.cases(one_in=3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("unit", [1.0, 256.0])
 def test_scales_of_every_type(isa: str, dtype: torch.dtype, unit: float) -> None:
@@ -50,6 +51,7 @@ def test_scales_of_every_type(isa: str, dtype: torch.dtype, unit: float) -> None
         assert not check(torch.cat([every[held][:40], scale.view(1)]).view(1, -1), unit=unit)
 
 
+@pytest.mark.cases(one_in=7)
 @pytest.mark.parametrize("scale", [*EDGES, *NO_HALVES])
 def test_edges_of_16_bit_floats(isa: str, scale: float) -> None:
     held = check(torch.tensor([[1.0, scale, -2.0]]))
@@ -61,6 +63,7 @@ def words(outputs: int, groups: int, dim: int) -> Tensor:
     return made if dim else made.t().contiguous()
 
 
+@pytest.mark.cases(one_in=7)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("places", [IN_ORDER, PLACES], ids=str)
 @pytest.mark.parametrize("added", [0, 1])

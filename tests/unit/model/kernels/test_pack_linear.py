@@ -130,6 +130,7 @@ def test_codes_and_their_limits_elsewhere(isa: str, kind: BlockFormat, gate: int
     assert (found.struct.rows, found.struct.cols) == (rows, cols)
 
 
+@pytest.mark.cases(one_in=7)
 @GATES
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("size", [(2, 32), (70, 96), (200, 576), (34, 4096)], ids=str)
@@ -166,7 +167,7 @@ def in_words(words: Words, integers: Tensor, bits: int = 4) -> Tensor:
     return torch.nn.functional.pad(made, (1, 2))[:, 1:-2]
 
 
-@pytest.mark.cases(one_in=5)
+@pytest.mark.cases(one_in=11)
 @pytest.mark.parametrize(
     ("parts", "gate"),
     [
