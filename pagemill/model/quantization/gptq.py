@@ -117,9 +117,8 @@ class GptqWeights(PackedMethod):
     def _is_centred(self, packed: Tensor) -> bool:
         """Whether all zero points of 4 or 8 bits that were read of qzeros are the integer in the middle."""
         stored = (1 << self._layout.bits - 1) - self._layout.zero_offset
-        usual = torch.tensor([stored if self._layout.bits == 8 else 17 * stored] * 4, dtype=torch.uint8).view(
-            torch.int32
-        )
+        byte = stored if self._layout.bits == 8 else stored << 4 | stored
+        usual = torch.full((4,), byte, dtype=torch.uint8).view(torch.int32)
         return all(bool((few == usual).all()) for few in few_rows(packed, packed.shape[1]))
 
     def _zeros(self, packed: Tensor, part: WeightPart) -> Tensor | None:

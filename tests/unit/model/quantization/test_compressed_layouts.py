@@ -77,12 +77,17 @@ def part_of(rows: range | None = None, columns: range | None = None) -> WeightPa
 def test_zero_points_leave_integers_as_they_are(part: WeightPart) -> None:
     expected = floats(tensors())[part.rows.start : part.rows.stop, part.columns.start : part.columns.stop]
     found, plain = decoded(Integers(quantize_floats=False), part), decoded(Unquantized(), part)
+    check_as_they_are(found, plain, expected, PanelWeight)
+
+
+def check_as_they_are(found: object, plain: object, expected: torch.Tensor, kind: type[LinearWeight]) -> None:
+    """`found` holds integers as the file does, `plain` those that PyTorch took apart; both make the same panels."""
     assert isinstance(found, NibbleWeight)
     assert isinstance(plain, PackedWeight)
     assert torch.equal(found.dequantized(torch.float32), expected)
     assert torch.equal(plain.dequantized(torch.float32), expected)
     if packs_natively():
-        check_same_panels(found, plain, PanelWeight)
+        check_same_panels(found, plain, kind)
 
 
 def check_same_panels(found: NibbleWeight, plain: PackedWeight, kind: type[LinearWeight]) -> None:
@@ -104,12 +109,7 @@ def test_inputs_in_an_order_of_their_own_leave_integers_as_they_are(part: Weight
         each.copy_(each[torch.randperm(len(each), generator=torch.Generator().manual_seed(1))])
     expected = floats(tensors(), groups)[part.rows.start : part.rows.stop, part.columns.start : part.columns.stop]
     found, plain = (decoded(one, part, groups) for one in (Integers(quantize_floats=False), Unquantized()))
-    assert isinstance(found, NibbleWeight)
-    assert isinstance(plain, PackedWeight)
-    assert torch.equal(found.dequantized(torch.float32), expected)
-    assert torch.equal(plain.dequantized(torch.float32), expected)
-    if packs_natively():
-        check_same_panels(found, plain, OrderedWeight)
+    check_as_they_are(found, plain, expected, OrderedWeight)
 
 
 def test_integers_are_taken_apart_where_a_part_begins_within_a_byte() -> None:
